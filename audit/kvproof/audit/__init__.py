@@ -1,0 +1,1 @@
+"""Pointing the rules at a running engine: targets, workloads, fuzzing, shrinking, reports and the command line."""

@@ -1,0 +1,298 @@
+"""The command `kvproof`.
+
+Exit codes: 0 held, 1 violated, 2 usage or bad input, 3 a solver did not know, 4 target unavailable, 5 vacuous. Each run ends
+with three lines: the verdict and its time; what to type to see it again; the next useful knob.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from kvproof.audit.baseline import Baseline, accept, gone, load_baseline
+from kvproof.audit.case import BadInput, Case, load, save
+from kvproof.audit.doctor import examine
+from kvproof.audit.engines import PRESETS, TARGETS, Harness, make_harness
+from kvproof.audit.fuzz import Plan, Say, Summary, Violation, fuzz, replay
+from kvproof.audit.probe import ProbeResult, probe
+from kvproof.audit.report import (
+    FORMATS,
+    HELD,
+    UNAVAILABLE,
+    USAGE,
+    VACUOUS,
+    VIOLATED,
+    Closing,
+    Format,
+    explained,
+    group_text,
+    grouped,
+    said,
+    setting,
+)
+from kvproof.audit.session import Identity
+from kvproof.audit.standalone import standalone
+from kvproof.audit.target import TargetUnavailable
+from kvproof.audit.workload import ALL, PROFILES, SHAPES
+from kvproof.spec.actions import ACTIONS
+from kvproof.spec.checks import CHECKS, GUARDS
+from kvproof.spec.errors import KvproofError
+
+PROBE_OFFERS = 50_000
+LONG = 60.0  # seconds after which every action of the reference engine should have happened
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+
+TargetOption = Annotated[str, typer.Option(help=f"engine under test: {', '.join(TARGETS)}")]
+FormatOption = Annotated[Format, typer.Option("--format", help="how to print the result")]
+
+
+def main() -> None:
+    """Runs the command line. Errors that kvproof raises on purpose are one line, never a traceback."""
+    try:
+        app(prog_name="kvproof")
+    except KvproofError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(UNAVAILABLE if isinstance(error, TargetUnavailable) else USAGE)
+
+
+# ---------------------------------------------------------------------------------------------------------------- fuzz
+
+
+@app.command("fuzz")
+def fuzz_command(
+    target: TargetOption = "reference",
+    profile: Annotated[str, typer.Option(help=f"workload: {', '.join((ALL, *PROFILES))}")] = ALL,
+    geometry: Annotated[str | None, typer.Option(help=f"one of {', '.join((*SHAPES, *PRESETS))}; default: a mix")] = None,
+    seed: Annotated[int, typer.Option(help="programs are the same for the same seed")] = 0,
+    seconds: Annotated[float, typer.Option("--time", help="seconds, shrinking included", min=0.1)] = 60.0,
+    out: Annotated[Path, typer.Option(help="where cases go")] = Path("out"),
+    baseline: Annotated[Path | None, typer.Option(help="accepted findings; only new ones fail the run")] = None,
+    accept_as: Annotated[str | None, typer.Option("--accept", help="add new findings to the baseline, for this reason")] = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Search for a violation with random workloads."""
+    if profile != ALL and profile not in PROFILES:
+        raise BadInput(f"no profile is named {profile!r}: use {', '.join((ALL, *PROFILES))}")
+    if geometry is not None and geometry not in (*SHAPES, *PRESETS):
+        raise BadInput(f"no geometry is named {geometry!r}: use one of {', '.join((*SHAPES, *PRESETS))}")
+    if accept_as is not None and baseline is None:
+        raise BadInput("--accept needs a file to write to: add --baseline FILE")
+    accepted = load_baseline(baseline) if baseline and (baseline.exists() or accept_as is None) else Baseline(1)
+    engine = make_harness(target, geometry)
+    shape = engine.preset or SHAPES.get(geometry or "")
+    plan = Plan(target, profile, geometry, (shape,) if shape else (), seed, seconds)
+    with progress() as say:
+        probed = probe(seed, PROBE_OFFERS) if target == "reference" else None
+        summary = fuzz(engine, plan, say)
+    compare(summary, accepted, baseline, engine)
+    paths = write_cases(summary, out)
+    if accept_as is not None and baseline is not None:
+        accept(baseline, [violation.case for violation in summary.new], accept_as)
+        summary.notes.append(f"{len(summary.new)} findings accepted in {baseline}")
+        compare(summary, load_baseline(baseline), None, engine)
+    if probed:
+        judge_probe(summary, probed)
+    finish(summary, closing(summary, baseline, paths), paths, output)
+
+
+@contextmanager
+def progress() -> Iterator[Say | None]:
+    """A bar on a terminal, nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda used, what: bar.update(task, completed=used, description=what)
+
+
+def compare(summary: Summary, baseline: Baseline, path: Path | None, engine: Harness) -> None:
+    """Marks what the baseline accepts and, where its path is given, finds entries that no longer occur."""
+    entries = baseline.identities
+    for violation in summary.violations:
+        violation.accepted = entries.get(violation.identity)
+    if path is not None:
+        seen = {violation.identity for violation in summary.violations}
+
+        def shows(case: Case) -> bool:
+            return any(violation.identity == case.finding.identity for violation in replay(engine, case))
+
+        summary.gone = gone(baseline, path, seen, shows)
+
+
+def write_cases(summary: Summary, out: Path) -> dict[Identity, Path]:
+    """A case file and a standalone program for each new violation."""
+    paths: dict[Identity, Path] = {}
+    for violation in summary.new:
+        path = paths[violation.identity] = out / f"{violation.case.name}.json"
+        save(violation.case, path)
+        path.with_suffix(".py").write_text(standalone(violation.case))
+    return paths
+
+
+def judge_probe(summary: Summary, probed: ProbeResult) -> None:
+    """Every guard has to refuse once, and every action to happen once, in the engine or offered to the kernel."""
+    refusals = sum(probed.refused.values())
+    summary.notes.append(f"probe: {probed.offers} actions offered, {len(probed.refused)} guards refused {refusals} times")
+    summary.notes += [f"probe: {broken}" for broken in probed.broken]
+    summary.silent += probed.silent
+    plan = summary.plan
+    if plan.seconds >= LONG and plan.profile == ALL and plan.geometry is None:
+        summary.silent += [name for name in ACTIONS if not summary.actions[name] + probed.happened[name]]
+
+
+def closing(summary: Summary, baseline: Path | None, paths: dict[Identity, Path]) -> Closing:
+    """Verdict, reproduction (of the worst finding, where there is one) and next knob of a search."""
+    plan, new = summary.plan, summary.new
+    geometry = f" --geometry {plan.geometry}" if plan.geometry else ""
+    known = f" --baseline {shlex.quote(str(baseline))}" if baseline else ""
+    options = f"--target {plan.target} --profile {plan.profile}{geometry} --seed {plan.seed} --time {plan.seconds:g}{known}"
+    command = f"kvproof fuzz {options}"
+    took = f"in {summary.steps} steps ({summary.seconds:.0f} s)"
+    if new:
+        verdict = f"violated: {len(new)} distinct findings, the worst is {new[0].finding.severity}, {took}"
+        command = f"kvproof replay {shlex.quote(str(paths[new[0].identity]))}, or for all: {command}"
+        return Closing(VIOLATED, verdict, command, "--baseline FILE --accept REASON keeps what is known from failing a run")
+    if summary.steps == 0:
+        verdict = f"vacuous: nothing ran ({summary.seconds:.0f} s) {summary.reason}"
+        return Closing(VACUOUS, verdict, command, "--time: give it longer, or --geometry: another one")
+    if summary.silent:
+        verdict = f"vacuous: never happened {took}: {', '.join(summary.silent)}"
+        return Closing(VACUOUS, verdict, command, "--time: give it longer, or --profile: another one")
+    if any(note.startswith("probe: ") and " broke " in note for note in summary.notes):
+        return Closing(VIOLATED, f"violated: the rules break a clause of their own, {took}", command, "see the probe's line")
+    return Closing(HELD, f"held: nothing new {took}", command, f"--seed {plan.seed + 1} for other programs, --time for more")
+
+
+def finish(summary: Summary, end: Closing, paths: dict[Identity, Path], output: Format) -> None:
+    show(FORMATS[output](summary, end, paths), plain=output is not Format.TEXT)
+    raise typer.Exit(end.code)
+
+
+def show(text: str, *, plain: bool = False) -> None:
+    """Prints text; on a terminal the lines that matter stand out."""
+    if plain or not sys.stdout.isatty():
+        print(text)
+        return
+    styles = {"violation": "bold red", "violated": "bold red", "held": "bold green", "vacuous": "bold yellow"}
+    console = Console(soft_wrap=True, highlight=False)
+    for line in text.splitlines():
+        console.print(Text(line, styles.get(line.split(":")[0].split(" ")[0], "")))
+
+
+# -------------------------------------------------------------------------------------------------------- one case
+
+
+@app.command("replay")
+def replay_command(
+    case: Annotated[Path, typer.Argument(help="a case file that kvproof wrote")],
+    target: Annotated[str | None, typer.Option(help="another engine than the case's own")] = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Run a case again, on the release that is installed here."""
+    found = load(case)
+    name = target or found.target
+    engine = make_harness(name, found.geometry)
+    start = time.monotonic()
+    violations = replay(engine, found)
+    summary = Summary(Plan(name, profile=""), engine.release, programs=1, violations=violations)
+    summary.steps = sum(1 for violation in violations[:1] for _ in violation.lines)
+    summary.seconds = summary.searched = time.monotonic() - start
+    command = f"kvproof replay {shlex.quote(str(case))}" + (f" --target {name}" if target else "")
+    finish(summary, replay_closing(found, summary, command), {v.identity: case for v in violations[:1]}, output)
+
+
+def replay_closing(case: Case, summary: Summary, command: str) -> Closing:
+    took = f"on {summary.plan.target} {summary.release} ({summary.seconds:.1f} s)"
+    knob = f"kvproof explain {case.finding.check}"
+    if any(violation.identity == case.finding.identity for violation in summary.violations):
+        return Closing(VIOLATED, f"violated: {case.finding.check} as recorded on {case.release}, {took}", command, knob)
+    if summary.violations:
+        return Closing(VIOLATED, f"violated: not as recorded, but otherwise, {took}", command, knob)
+    return Closing(
+        HELD, f"held: {case.finding.check} does not show any more {took}", command, "take the case out of its baseline"
+    )
+
+
+@app.command("explain")
+def explain_command(
+    what: Annotated[str | None, typer.Argument(help="a check, a guard, an action or a case file; nothing: list them")] = None,
+) -> None:
+    """Say what a check, a guard, an action or a case means."""
+    if what is None:
+        lines = ["checks", *(f"  {c.name}: {c.sentence}" for c in CHECKS.values())]
+        lines += ["actions", *(f"  {name}" for name in ACTIONS), "guards", *(f"  {guard}" for guard in GUARDS)]
+    elif what in CHECKS:
+        lines = explained(what) + guards_of(what)
+    elif what in ACTIONS:
+        lines = explained_action(what)
+    elif what in GUARDS:
+        names = [name for name, action in ACTIONS.items() if what in action.guards]
+        lines = [f"guard {what!r} of {', '.join(names)}", "a refusal is reported under", *explained(GUARDS[what])]
+    elif what.endswith(".json") or Path(what).exists():
+        lines = explained_case(Path(what))
+    else:
+        near = difflib.get_close_matches(what, [*CHECKS, *ACTIONS, *GUARDS], n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "`kvproof explain` lists them"
+        raise BadInput(f"no check, guard, action or case file is named {what!r}: {hint}")
+    show("\n".join(lines))
+
+
+def guards_of(check: str) -> list[str]:
+    guards = [guard for guard, reported in GUARDS.items() if reported == check]
+    return ["  guards    " + "; ".join(guards)] if guards else []
+
+
+def explained_action(name: str) -> list[str]:
+    action = ACTIONS[name]
+    lines = [f"action {name}({', '.join(action.parameters)})", inspect.getdoc(action.apply) or "", "who may"]
+    return lines + [f"  {guard}  [{GUARDS.get(guard, 'no check')}]" for guard in action.guards]
+
+
+def explained_case(path: Path) -> list[str]:
+    """The whole program of a case, and its steps where its target can run here."""
+    case = load(path)
+    lines = [
+        *explained(case.finding.check),
+        f"found on {case.target} {case.release}: {case.finding.what}",
+        setting(case.config),
+    ]
+    lines += [f"  {said(operation)}" for operation in case.operations]
+    try:
+        violations: list[Violation] = replay(make_harness(case.target, case.geometry), case)
+    except TargetUnavailable as error:
+        lines.append(f"no step table: {error}")
+    else:
+        lines += [line for group in grouped(violations) for line in group_text(group, {})]
+    return [*lines, "the whole program, to paste:", standalone(case)]
+
+
+@app.command("doctor")
+def doctor_command() -> None:
+    """Say what is installed and what can be driven here."""
+    start = time.monotonic()
+    lines = examine()
+    available = any(line.endswith(": available") for line in lines)
+    verdict = "held: a target is available" if available else "unavailable: no target can be driven here"
+    verdict += f" ({time.monotonic() - start:.1f} s)"
+    end = Closing(HELD if available else UNAVAILABLE, verdict, "kvproof doctor", "kvproof fuzz --target reference")
+    show("\n".join([*lines, *end.lines]))
+    raise typer.Exit(end.code)
+
+
+if __name__ == "__main__":
+    main()

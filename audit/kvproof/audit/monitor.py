@@ -1,0 +1,649 @@
+"""The inside checks: the kernel driven by what an engine did to its pool, and compared with what it keeps.
+
+The monitor turns each operation of an engine (`Op`) into actions of the kernel. A guard that refuses is a fault, reported
+under the check that the guard protects; the kernel then adopts what it observed and goes on, so that one known accounting
+fault does not hide a corruption behind it. Work per operation is what the operation touches.
+
+Operations arrive with the step that they staged, because what a step writes is needed to judge the keys that were published
+on its credit. The end of a copy's holds is taken as of the issue of its step: nothing can run between the two.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvproof.audit.target import Hash, Observation, Op, OpKind, Result
+from kvproof.spec import actions
+from kvproof.spec.actions import ACTIONS
+from kvproof.spec.checks import GUARDS, Fault, Severity
+from kvproof.spec.device import next_token
+from kvproof.spec.geometry import NULL_BLOCK, Group, Kind
+from kvproof.spec.lineage import UNKNOWN, Forest, Key, Lineage, Path, StateAt, written
+from kvproof.spec.records import Config, Request, Step
+from kvproof.spec.state import Block, Holder, Owner, State
+
+# What an action means to somebody who reads a report, with its parameters.
+STORIES = {
+    "start": "{owner} begins",
+    "finish": "{owner} ends",
+    "acquire": "block {block} is handed to {holder}",
+    "share": "{holder} hits block {block} for {need}",
+    "pin": "block {block} becomes an endpoint of a copy",
+    "release": "{holder} lets block {block} go",
+    "defer": "block {block} of {holder} goes behind the fence {until}",
+    "expire": "the fence on block {block} ends",
+    "hand_over": "{holder} hands block {block} over to {owner}",
+    "forget": "{holder} stops relying on {need}",
+    "publish": "block {block} is registered for {key}",
+    "promote": "block {block} is registered for {key} in place of its shorter keys",
+    "retract": "block {block} loses {key}",
+    "redirect": "{slot} copies block {source} to its own block {target}",
+    "move": "the keys of block {source} move to its copy {target}",
+    "stage_zero": "block {block} is zeroed",
+    "stage_write": "{holder} leaves {content} in block {block}",
+    "stage_read": "{holder} reads block {block}",
+    "stage_read_state": "{holder} starts from {key} in block {block}",
+    "stage_load": "{holder} loads {content} into block {block} within the step",
+    "cancel": "{holder} is preempted in its own step, which uses block {block}",
+    "begin_load": "an outside load into block {block} of {holder} begins",
+    "end_load": "the outside load of {content} into block {block} of {holder} ends",
+    "spoil": "the load into block {block} has failed",
+    "issue": "the step is issued",
+    "complete": "the oldest step in flight completes",
+}
+
+Hashes = Callable[[str, int], Sequence[Hash]]
+
+
+@dataclass(eq=False, slots=True)
+class Life:
+    """One life of a request id: its owner, its text, its table as the engine showed it last, and a holder per slot."""
+
+    request: Request
+    owner: Owner
+    path: Path
+    tables: list[list[int]]
+    holders: list[list[Holder | None]]
+    named: int = 0  # how many of its unit prefixes have a known hash
+    staged: list[tuple[Holder, Block]] = field(default_factory=list)
+    published: list[tuple[Block, Key]] = field(default_factory=list)
+
+    def text(self, length: int) -> Lineage:
+        """The first `length` tokens; what it will say is known in advance."""
+        nodes = self.path.nodes
+        while len(nodes) <= length:
+            nodes.append(nodes[-1].then(next_token(nodes[-1])))
+        return nodes[length]
+
+
+class Monitor:
+    """The kernel beside one engine. Every method returns the faults it found; `counts` counts the actions taken."""
+
+    def __init__(self, config: Config, forest: Forest) -> None:
+        self.config = config
+        self.groups = config.geometry.groups
+        self.unit = config.geometry.unit
+        self.forest = forest
+        self.state = State(unordered=config.fences)
+        self.refused: list[str] = []
+        self.state.refusals = self.refused
+        self.counts: Counter[str] = Counter()
+        self.lives: dict[str, Life] = {}
+        self.epochs: Counter[str] = Counter()
+        self.lineages: dict[Hash, Lineage] = {}
+        self.names: dict[Lineage, Hash] = {}
+        self.skew: dict[Block, int] = {}  # reference counts known to be off by so much
+        self.free_skew = 0
+        self.endings: list[tuple[Holder, Block]] = []  # copy endpoints let go while their step is being staged
+        self.credit: Counter[Block] = Counter()  # how many of those by block
+        self.pins: list[tuple[Holder, Block]] = []  # copy endpoints of the step being staged
+        self.deferred: dict[Block, list[Holder]] = {}
+        self.overdue: set[Holder] = set()
+        self.zeroes: frozenset[Block] = frozenset()
+        self.changed: set[tuple[int, Hash]] = set()  # index entries that changed since the events were compared
+        self.faults: list[Fault] = []
+
+    # ------------------------------------------------------------------------------------------------------ what happens
+
+    def admit(self, request: Request) -> list[Fault]:
+        """A request was sent to the engine; an id that ended before begins a new life."""
+        self.epochs[request.id] += 1
+        owner = Owner("request", request.id, self.epochs[request.id])
+        self.take(actions.start, owner)
+        path = Path(self.forest.root(request.salt), request.prompt)
+        empty = len(self.groups)
+        self.lives[request.id] = Life(request, owner, path, [[] for _ in range(empty)], [[] for _ in range(empty)])
+        return self.report()
+
+    def operations(self, ops: Iterable[Op], hashes: Hashes) -> list[Fault]:
+        """What the engine did outside a step: aborts, resets."""
+        for op in ops:
+            self.operate(op, None, hashes)
+        return self.report()
+
+    def scheduled(self, ops: Iterable[Op], step: Step, hashes: Hashes) -> list[Fault]:
+        """What the engine did to stage a step, and the step that went out (unless it is empty)."""
+        self.zeroes = frozenset(step.zeroes)
+        staged: list[tuple[int, int]] = []
+        for op in ops:
+            self.operate(op, step, hashes)
+            staged += op.copies
+        told = [(copy.src, copy.dst) for copy in step.copies]
+        if staged != told and sorted(staged) != sorted(told):
+            self.fault("copy-delivered", f"the pool staged the copies {staged}, the worker is told {told}", "copies differ")
+        if step.rows or step.copies:
+            self.issue()
+        return self.report()
+
+    def completed(self, ops: Iterable[Op], step: Step, result: Result, hashes: Hashes) -> list[Fault]:
+        """The oldest step in flight is done, what the engine did on its completion, and which requests ended with it."""
+        if step.rows or step.copies:
+            self.take(actions.complete)
+        for op in ops:
+            self.operate(op, None, hashes)
+        for request in result.finished:
+            self.end(request)
+        self.check_fences()
+        return self.report()
+
+    def ended(self, request: str) -> list[Fault]:
+        """A request was aborted, and the engine did what it does then."""
+        self.end(request)
+        return self.report()
+
+    def end(self, request: str) -> None:
+        """A request is over: whatever it still holds is an orphan."""
+        life = self.lives.pop(request, None)
+        if life is None:
+            return
+        self.take(actions.finish, life.owner)
+        if self.state.alive[life.owner] is False and any(any(table) for table in life.tables):
+            held = [block for table in life.tables for block in table if block]
+            self.fault("no-orphan", f"request {request} is over and still holds blocks {held}", "table outlives request")
+
+    # ------------------------------------------------------------------------------------------------- one operation
+
+    def operate(self, op: Op, step: Step | None, hashes: Hashes) -> None:
+        if op.kind is OpKind.ALLOCATE:
+            self.allocate(op, step)
+        elif op.kind is OpKind.FREE:
+            self.free(op, step)
+        elif op.kind is OpKind.COPIES_OUT:
+            self.copies_out(op)
+        elif op.kind is OpKind.DRAIN:
+            self.drain(op)
+        if op.keys:
+            self.index(op, hashes)
+        elif op.kind is OpKind.RESET:
+            self.forget_keys()
+        self.compare(op)
+
+    def allocate(self, op: Op, step: Step | None) -> None:
+        life = self.lives.get(op.request or "")
+        if life is None:
+            self.fault("no-orphan", f"blocks are allocated for request {op.request}, which is over", "allocation for nobody")
+            return
+        if op.failed and (op.taken or op.hits or op.copies):
+            self.fault(
+                "failure-changes-nothing",
+                f"the allocation for {op.request} failed and took {op.taken}, hit {op.hits}, copies {op.copies}",
+                "failed allocation",
+            )
+        self.check_demand(op)
+        tables = op.tables.get(life.request.id)
+        if tables is not None:
+            self.seat(life, op, tables)
+        if not op.failed and op.stop > op.start:
+            self.stage(life, op, step)
+
+    def check_demand(self, op: Op) -> None:
+        if op.demand is None or op.failed:
+            return
+        at = self.state.holds.at
+        claimed = len(op.taken) + sum(1 for block in set(op.hits) if not at(block))
+        if claimed > op.demand:
+            self.fault(
+                "demand-bounds",
+                f"the estimate for {op.request} was {op.demand} blocks, the allocation claimed {claimed}",
+                "estimate too small",
+            )
+
+    def seat(self, life: Life, op: Op, tables: list[list[int]]) -> None:
+        """Bring the request's holders to the table the engine shows: leave, then hit, then acquire, then copy."""
+        hits, taken = set(op.hits), set(op.taken)
+        private = {target: source for source, target in op.copies}
+        arrivals: list[tuple[Group, int, int]] = []
+        for group, new in zip(self.groups, tables, strict=True):
+            old = life.tables[group.index]
+            if new == old:
+                continue
+            holders = life.holders[group.index]
+            common = len(old) if new[: len(old)] == old else 0
+            for slot in range(common, len(old)):
+                now = new[slot] if slot < len(new) else NULL_BLOCK
+                if old[slot] and now != old[slot]:
+                    self.leave(holders[slot], old[slot])
+                    holders[slot] = None
+            del holders[len(new) :]
+            holders += [None] * (len(new) - len(holders))
+            arrivals += [(group, slot, new[slot]) for slot in range(common, len(new)) if new[slot] and not holders[slot]]
+            life.tables[group.index] = list(new)
+        if not arrivals and not op.copies:
+            return
+        for group, slot, block in arrivals:
+            source = private.get(block)
+            if source in hits and block in taken:
+                self.hit(life, group, slot, source, op)
+            elif block in hits:
+                self.hit(life, group, slot, block, op)
+        for group, slot, block in arrivals:
+            if life.holders[group.index][slot] is None:
+                self.acquire(life, group, slot, block)
+            elif block in private:
+                self.redirect(life, group, slot, private[block], block)
+        for source, target in op.copies:
+            if target in taken and not any(block == target for _, _, block in arrivals):
+                self.snapshot(life, source, target)
+
+    def hit(self, life: Life, group: Group, slot: int, block: Block, op: Op) -> None:
+        """A slot takes a cached block, relying on what the engine counts as computed."""
+        reach = min(op.hit, (slot + 1) * group.block_size)
+        holder = Holder(group.index, (life.request.id, slot))
+        life.holders[group.index][slot] = holder
+        if group.kind is Kind.STATE:
+            reach = op.hit
+        need = life.text(max(reach, 1)).key(group)
+        key = next((k for k in self.state.keyed.at(block) if k.covers(need)), need)
+        if self.take(actions.share, holder, block, key, need, life.owner):
+            self.state.needs.clear_of(holder)
+
+    def acquire(self, life: Life, group: Group, slot: int, block: Block) -> Holder:
+        holder = Holder(group.index, (life.request.id, slot))
+        life.holders[group.index][slot] = holder
+        self.take_block(holder, block, life.owner)
+        return holder
+
+    def take_block(self, holder: Holder, block: Block, owner: Owner) -> None:
+        for key in self.state.keyed.at(block):
+            self.touch_key(key)
+        self.take(actions.acquire, holder, block, owner)
+        if block in self.zeroes and self.state.zeroed[block] is False:
+            self.take(actions.stage_zero, block)
+
+    def redirect(self, life: Life, group: Group, slot: int, source: Block, target: Block) -> None:
+        """Consumer copy-on-write: the slot that hit the source goes on with a private copy."""
+        hitter = life.holders[group.index][slot]
+        assert hitter is not None
+        holder = self.acquire(life, group, slot, target)
+        self.pin(group, target)
+        refused = self.take(actions.redirect, hitter, source, holder, target)
+        self.pins.append((hitter, source))
+        if refused:
+            self.state.needs.clear_of(holder)
+
+    def snapshot(self, life: Life, source: Block, target: Block) -> None:
+        """Producer copy-on-write: the keys of a running block go to a copy that nobody but the cache has."""
+        group = self.group_of(life, source)
+        holder = Holder(group.index, (life.request.id, "snapshot"))
+        self.take_block(holder, target, life.owner)
+        self.pin(group, target)
+        self.pin(group, source)
+        self.take(actions.move, source, target)
+        self.take(actions.release, holder, target)
+
+    def group_of(self, life: Life, block: Block) -> Group:
+        return next((g for g in self.groups if block in life.tables[g.index]), self.groups[-1])
+
+    def pin(self, group: Group, block: Block) -> None:
+        fence = Holder(group.index, ("copy", self.state.staging))
+        self.take(actions.pin, fence, block, self.state.staging)
+        self.pins.append((fence, block))
+
+    # ------------------------------------------------------------------------------------------------ what the step does
+
+    def stage(self, life: Life, op: Op, step: Step | None) -> None:
+        """The reads and writes of the forward pass for tokens [start, stop)."""
+        for group in self.groups:
+            if group.kind is Kind.STATE:
+                self.stage_state(life, group, op.start, op.stop)
+            else:
+                self.stage_rows(life, group, op.start, op.stop)
+        if step is None:
+            return
+        for export in step.checkpoints:
+            if export.request == life.request.id and op.start < export.position < op.stop:
+                self.stage_checkpoint(life, self.groups[export.group], export.block, export.position)
+
+    def stage_rows(self, life: Life, group: Group, start: int, stop: int) -> None:
+        size, holders, table = group.block_size, life.holders[group.index], life.tables[group.index]
+        state = self.state
+        first = start // size
+        if state.unordered:
+            for slot in range(min(first, len(table))):
+                holder = holders[slot]
+                if holder is not None:
+                    life.staged.append((holder, table[slot]))
+                    self.take(actions.stage_read, holder, table[slot])
+        for slot in range(first, min((stop - 1) // size + 1, len(table))):
+            holder, block = holders[slot], table[slot]
+            if holder is None:
+                continue
+            here, until = max(start, slot * size), min(stop, (slot + 1) * size)
+            text = life.text(until)
+            content = written(state.after[block], group, here, until, text)
+            self.write(life, holder, block, content, text.key(group))
+
+    def stage_state(self, life: Life, group: Group, start: int, stop: int) -> None:
+        size, holders, table = group.block_size, life.holders[group.index], life.tables[group.index]
+        if start:
+            slot = (start - 1) // size
+            holder = holders[slot] if slot < len(holders) else None
+            if holder is not None:
+                key = life.text(start).key(group)
+                life.staged.append((holder, table[slot]))
+                if self.take(actions.stage_read_state, holder, table[slot], key):
+                    self.state.reads.clear_of(holder)
+        slot = (stop - 1) // size
+        holder = holders[slot] if slot < len(holders) else None
+        if holder is not None:
+            text = life.text(stop)
+            self.write(life, holder, table[slot], StateAt(group, text), text.key(group))
+
+    def stage_checkpoint(self, life: Life, group: Group, block: Block, position: int) -> None:
+        table = life.tables[group.index]
+        if block in table:
+            holder = life.holders[group.index][table.index(block)]
+            if holder is not None:
+                text = life.text(position)
+                self.write(life, holder, block, StateAt(group, text), text.key(group))
+
+    def write(self, life: Life, holder: Holder, block: Block, content: Any, need: Key) -> None:
+        life.staged.append((holder, block))
+        self.take(actions.stage_write, holder, block, content, need)
+
+    def issue(self) -> None:
+        self.take(actions.issue)
+        self.pins.clear()
+        for life in self.lives.values():
+            if life.staged:
+                life.staged.clear()
+                life.published.clear()
+        endings, self.endings = self.endings, []
+        self.credit.clear()
+        for holder, block in endings:
+            self.take(actions.expire, holder, block)
+
+    # --------------------------------------------------------------------------------------------------- how holders end
+
+    def leave(self, holder: Holder | None, block: Block) -> None:
+        if holder is not None:
+            self.take(actions.release, holder, block)
+
+    def free(self, op: Op, step: Step | None) -> None:
+        """A request leaves its table: finished, aborted or preempted; at once, or behind a fence."""
+        life = self.lives.get(op.request or "")
+        if life is None:
+            return
+        if life.staged:
+            self.cancel(life, op)
+        fences = {block: until for until, blocks in op.deferred for block in blocks}
+        for group in self.groups:
+            for holder, block in zip(life.holders[group.index], life.tables[group.index], strict=True):
+                if holder is None:
+                    continue
+                if block in fences:
+                    self.take(actions.defer, holder, block, fences[block])
+                    self.deferred.setdefault(block, []).append(holder)
+                else:
+                    self.leave(holder, block)
+            life.holders[group.index] = []
+            life.tables[group.index] = []
+        if step is not None and op.request in step.preempted and op.deferred and op.free_blocks is not None:
+            self.fault(
+                "preemption-frees",
+                f"request {op.request} is preempted and its blocks go behind a fence: nothing is free now",
+                "blocks behind a fence",
+            )
+
+    def cancel(self, life: Life, op: Op) -> None:
+        """Preempted in the step that it was scheduled in: its keys on credit go, then its reads and writes."""
+        remaining = dict(op.keys)
+        for block, key in life.published:
+            if block in remaining and not remaining[block]:
+                self.retract(block, key)
+        for holder, block in dict.fromkeys(life.staged):
+            if self.state.holds[holder, block]:
+                self.take(actions.cancel, holder, block)
+        life.staged.clear()
+        life.published.clear()
+
+    def copies_out(self, op: Op) -> None:
+        """The copies' holds on their endpoints end, at once (as of the issue of the step) or behind a fence."""
+        fences = {block: until for until, blocks in op.deferred for block in blocks}
+        left = Counter(op.dropped)
+        for _, blocks in op.deferred:
+            left.update(blocks)
+        for holder, block in self.pins:
+            if not left[block]:
+                continue
+            left[block] -= 1
+            if block in fences:
+                self.deferred.setdefault(block, []).append(holder)
+                if fences[block] < self.state.fence[holder]:
+                    self.fault(
+                        "endpoint-held",
+                        f"block {block} is released at step {fences[block]}, its copy runs in {self.state.fence[holder]}",
+                        "fence before the copy",
+                    )
+            else:
+                self.endings.append((holder, block))
+                self.credit[block] += 1
+
+    def drain(self, op: Op) -> None:
+        """Deferred holders whose fence was reached return to the pool."""
+        for block in op.dropped:
+            fenced = self.deferred.get(block)
+            if not fenced:
+                continue
+            holder = min(fenced, key=lambda h: self.state.fence[h])
+            fenced.remove(holder)
+            if not fenced:
+                del self.deferred[block]
+            self.overdue.discard(holder)
+            self.take(actions.expire, holder, block)
+
+    def check_fences(self) -> None:
+        """A fence may outlast its step by the steps in flight, not more."""
+        bound = self.state.completed - self.config.depth
+        for block, holders in self.deferred.items():
+            for holder in holders:
+                if self.state.fence[holder] <= bound and holder not in self.overdue:
+                    self.overdue.add(holder)
+                    self.fault(
+                        "fence-drains",
+                        f"block {block} waits behind the fence {self.state.fence[holder]}; {self.state.completed} is done",
+                        "fence never drained",
+                    )
+
+    # ------------------------------------------------------------------------------------------------------------- keys
+
+    def learn(self, request: str, hashes: Hashes) -> None:
+        """The engine's names of a request's prefixes; two texts must not share one, nor one text have two."""
+        life = self.lives.get(request)
+        if life is None:
+            return
+        for name in hashes(request, life.named):
+            life.named += 1
+            lineage = life.text(life.named * self.unit)
+            known, other = self.lineages.setdefault(name, lineage), self.names.setdefault(lineage, name)
+            if known is not lineage or other != name:
+                self.fault(
+                    "hash-injective",
+                    f"hash {name!r} of {request} names {lineage!r}, and {known!r} too",
+                    "one hash, two texts" if known is not lineage else "one text, two hashes",
+                )
+
+    def index(self, op: Op, hashes: Hashes) -> None:
+        """Bring the kernel's keys of the touched blocks to what the engine's index holds."""
+        if op.request:
+            self.learn(op.request, hashes)
+        for block, entries in op.keys:
+            shown = {key for key in (self.key(block, *entry) for entry in entries) if key}
+            known = set(self.state.keyed.at(block))
+            if shown == known:
+                continue
+            added, gone = shown - known, known - shown
+            longest = max(added, key=lambda k: k.lineage.length, default=None)
+            if longest and gone and all(longest.lineage.starts_with(k.lineage) for k in gone):
+                added.discard(longest)
+                self.publish(op, block, longest, actions.promote)
+                gone = set(self.state.keyed.at(block)) - shown
+            for key in gone:
+                self.retract(block, key)
+            for key in added:
+                self.publish(op, block, key, actions.publish)
+
+    def key(self, block: Block, group: int, name: Hash) -> Key | None:
+        lineage = self.lineages.get(name)
+        if lineage is None:
+            self.fault("index-agrees", f"block {block} is keyed by {name!r}, which no request has", "unknown hash")
+            return None
+        return lineage.key(self.groups[group])
+
+    def publish(self, op: Op, block: Block, key: Key, act: Callable[..., None]) -> None:
+        self.touch_key(key)
+        for old in self.state.keyed.at(block):
+            self.touch_key(old)
+        self.take(act, block, key)
+        life = self.lives.get(op.request or "")
+        if life is not None and life.staged:
+            life.published.append((block, key))
+
+    def retract(self, block: Block, key: Key) -> None:
+        self.touch_key(key)
+        self.take(actions.retract, block, key)
+
+    def forget_keys(self) -> None:
+        for key, block in self.state.keyed.pairs():
+            self.retract(block, key)
+
+    def touch_key(self, key: Key) -> None:
+        name = self.names.get(key.lineage)
+        if name is not None:
+            self.changed.add((key.group.index, name))
+
+    def residency(self, entry: tuple[int, Hash]) -> int:
+        """How many blocks the kernel has under an engine's index entry."""
+        lineage = self.lineages.get(entry[1])
+        return len(self.state.keyed.of(lineage.key(self.groups[entry[0]]))) if lineage else 0
+
+    # ------------------------------------------------------------------------------------------------------- comparing
+
+    def holders(self, block: Block) -> int:
+        """How many references the engine should count; copy endpoints that it let go early, but in this step, are gone."""
+        return len(self.state.holds.at(block)) - self.credit.get(block, 0)
+
+    def compare(self, op: Op) -> None:
+        """The engine's counts of the touched blocks against the kernel's holders."""
+        for block, count in op.refs.items():
+            if block == NULL_BLOCK:
+                continue
+            off = count - self.holders(block)
+            if off != self.skew.get(block, 0):
+                self.skew[block] = off
+                self.fault(
+                    "refs-are-holders",
+                    f"block {block} has {self.holders(block)} holders and a reference count of {count}",
+                    "count too high" if off > 0 else "count too low",
+                    blocks=(block,),
+                )
+        if op.free_blocks is not None:
+            self.compare_free(op.free_blocks)
+
+    def compare_free(self, counted: int) -> None:
+        held = self.state.holds.width - sum(1 for block in self.credit if self.holders(block) <= 0)
+        off = counted - (self.config.geometry.num_blocks - 1 - held)
+        if off != self.free_skew:
+            self.free_skew = off
+            what = f"the free queue counts {counted} blocks, {off:+d} against the {held} held ones"
+            self.fault("free-queue", what, "queue too long" if off > 0 else "queue too short")
+
+    def observed(self, seen: Observation, *, quiet: bool = False) -> list[Fault]:
+        """The whole pool against the kernel. `quiet`: nobody is alive and nothing is in flight, so nothing may be left."""
+        self.compare(Op(OpKind.OTHER, refs=dict(enumerate(seen.refs))))
+        self.compare_queue(seen)
+        self.compare_index(seen)
+        for request, tables in seen.tables.items():
+            life = self.lives.get(request)
+            if life is None and any(map(any, tables)):
+                self.fault("no-orphan", f"request {request} is over and has a table {tables}", "table outlives request")
+        for name, requests in seen.leftovers.items():
+            if requests:
+                self.fault("no-orphan", f"{name} still remembers {requests}", f"{name} outlives its request")
+        if quiet:
+            self.compare_quiet(seen)
+        return self.report()
+
+    def compare_queue(self, seen: Observation) -> None:
+        free = [b for b in range(1, self.config.geometry.num_blocks) if self.holders(b) <= 0]
+        queue = Counter(seen.free_queue)
+        twice = [block for block, times in queue.items() if times > 1]
+        if twice:
+            self.fault("free-queue", f"blocks {twice} are in the free queue more than once", "block queued twice")
+        wrong = sorted(set(free) ^ queue.keys())
+        if wrong and not any(self.skew.get(block) for block in wrong):
+            self.fault("free-queue", f"blocks {wrong} are held and queued, or neither", "queue is not the unheld blocks")
+
+    def compare_index(self, seen: Observation) -> None:
+        known: dict[tuple[int, Hash], set[Block]] = {}
+        for key, block in self.state.keyed.pairs():
+            known.setdefault((key.group.index, self.names.get(key.lineage)), set()).add(block)
+        shown = {entry: set(blocks) for entry, blocks in seen.index.items() if blocks}
+        for entry in known.keys() | shown.keys():
+            if known.get(entry, set()) != shown.get(entry, set()):
+                what = f"under {entry!r} the index has {shown.get(entry)}, the blocks say {known.get(entry)}"
+                self.fault("index-agrees", what, "index and blocks differ")
+
+    def compare_quiet(self, seen: Observation) -> None:
+        held = {b for _, b in self.state.holds.pairs() if not self.skew.get(b)}
+        if held:
+            self.fault("no-orphan", f"everything is over and blocks {sorted(held)} are held", "held at quiescence")
+        if seen.pending_copies:
+            self.fault("copy-delivered", f"copies {seen.pending_copies} were never told to a worker", "copies left over")
+        if seen.deferred:
+            self.fault("fence-drains", f"deferred frees {seen.deferred} are left at quiescence", "fence never drained")
+
+    # ------------------------------------------------------------------------------------------------------- reporting
+
+    def take(self, action: Callable[..., None], *arguments: Any) -> bool:
+        """Take an action whatever its guards say; refused guards become faults. Whether any guard refused."""
+        self.counts[action.__name__] += 1
+        action(self.state, *arguments)
+        if not self.refused:
+            return False
+        name = action.__name__
+        told = STORIES[name].format(**dict(zip(ACTIONS[name].parameters, arguments, strict=True)))
+        for guard in self.refused:
+            self.fault(GUARDS[guard], f"{told}: not so that {guard}", f"{name}: {guard}{kind_of(arguments)}")
+        self.refused.clear()
+        return True
+
+    def fault(
+        self, check: str, what: str, signature: str, *, severity: Severity | None = None, blocks: tuple[int, ...] = ()
+    ) -> None:
+        self.faults.append(Fault(check, what, signature, severity, self.state.staging, None, blocks))
+
+    def report(self) -> list[Fault]:
+        faults, self.faults = self.faults, []
+        return faults
+
+
+def kind_of(arguments: tuple[Any, ...]) -> str:
+    """For a signature: what kind of key or block an action was about."""
+    for argument in arguments:
+        if isinstance(argument, Key):
+            return f" ({argument.group.kind} key, {'partial' if argument.partial else 'full'})"
+    return ""

@@ -1,0 +1,304 @@
+"""One program on one target under all checks; the distinct faults that it shows and the steps around them."""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+from kvproof.audit.monitor import Monitor
+from kvproof.audit.program import Abort, Add, AnyOperation, Complete, Program, ResetCache, Schedule
+from kvproof.audit.target import Op, Target, TargetCrashed
+from kvproof.spec.checks import CHECKS, Fault, Severity
+from kvproof.spec.device import Device
+from kvproof.spec.events import Residency
+from kvproof.spec.lineage import Forest
+from kvproof.spec.records import Config, Request, Step
+
+OBSERVE_EVERY = 16  # steps between two full comparisons of the pool
+STANDING_STEPS = 100  # steps in a row in which no request gets further than it ever was
+IDLE_STEPS = 3  # empty steps in a row, with nothing in flight, after which nothing will ever move
+
+Identity = tuple[str, str]  # check, signature
+
+
+@dataclass(slots=True)
+class Finding:
+    """The first firing of a check with one signature. operation: index in the program; its length while draining."""
+
+    check: str
+    signature: str
+    severity: Severity
+    what: str
+    operation: int
+    step: int
+
+    @property
+    def identity(self) -> Identity:
+        return self.check, self.signature
+
+
+@dataclass(slots=True)
+class Line:
+    """One step and what happened since the one before it. `free` is the engine's own count, None where unknown."""
+
+    before: list[str]
+    step: Step
+    in_flight: int
+    free: int | None
+    faults: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a run showed."""
+
+    findings: dict[Identity, Finding] = field(default_factory=dict)
+    lines: list[Line] = field(default_factory=list)
+    actions: Counter[str] = field(default_factory=Counter)
+    steps: int = 0
+
+    def note(self, fault: Fault, operation: int, step: int) -> None:
+        """Keeps a fault, unless one like it is known."""
+        severity = fault.severity or CHECKS[fault.check].severity
+        finding = Finding(fault.check, fault.signature, severity, fault.what, operation, step)
+        if finding.identity not in self.findings:
+            self.findings[finding.identity] = finding
+            if self.lines:
+                self.lines[-1].faults.append(fault.check)
+
+
+def run_program(target: Target, program: Program) -> Outcome:
+    """Runs a program to quiescence. Raises `GeometryError` or `TargetUnavailable` where the target cannot serve it."""
+    target.reset(program.config)
+    session = Session(target, program.config)
+    try:
+        for index, operation in enumerate(program.operations):
+            session.at = index
+            session.do(operation)
+        session.at = len(program.operations)
+        session.observe(quiet=session.drain())
+    except TargetCrashed as crash:
+        session.crashed(crash)
+    return session.outcome
+
+
+class Session:
+    """The harness around one target: who is alive, what is in flight, what each request said so far."""
+
+    def __init__(self, target: Target, config: Config) -> None:
+        self.target = target
+        self.config = config
+        forest = Forest()
+        self.device = Device(config.geometry, forest)
+        self.residency = Residency()
+        self.monitor = Monitor(config, forest) if target.observe() is not None else None
+        self.in_flight: deque[Step] = deque()
+        self.alive: set[str] = set()
+        self.said: dict[str, list[int]] = {}
+        self.reached: dict[str, int] = {}  # tokens that each request ever had computed
+        self.standing = 0
+        self.outcome = Outcome()
+        if self.monitor:
+            self.outcome.actions = self.monitor.counts
+        self.at = 0
+        self.free: int | None = None
+        self.tables: dict[str, list[list[int]] | None] = {}  # the scheduler's, as far as they changed
+        self.since: list[str] = []  # what happened since the last step, for the step table
+
+    # ------------------------------------------------------------------------------------------------- operations
+
+    def do(self, operation: AnyOperation) -> None:
+        match operation:
+            case Add():
+                self.add(operation)
+            case Abort(id):
+                if id in self.alive:
+                    self.since.append(f"-{id}")
+                    self.alive.discard(id)
+                    self.target.abort(id)
+                    self.between()
+                    if self.monitor:
+                        self.faults(self.monitor.ended(id))
+            case Schedule():
+                self.schedule()
+            case Complete():
+                self.complete()
+            case ResetCache():
+                self.since.append("reset" if self.target.reset_cache() else "reset refused")
+                self.between()
+            case _:
+                pass  # of a pool alone
+
+    def add(self, add: Add) -> None:
+        request = self.request_of(add)
+        if request is None:
+            return
+        self.since.append(f"+{request.id}")
+        self.alive.add(request.id)
+        self.said[request.id] = list(request.prompt)
+        self.reached[request.id] = 0
+        self.device.admit(request)
+        if self.monitor:
+            self.faults(self.monitor.admit(request))
+        self.target.add(request)
+        self.between()
+
+    def request_of(self, add: Add) -> Request | None:
+        """The request, or None where it may not be sent now: its id is in use, it is empty or longer than the model."""
+        in_use = add.id in self.alive or any(row.request == add.id for step in self.in_flight for row in step.rows)
+        prompt = (*self.said.get(add.after or "", ()), *add.tokens)
+        if in_use or not prompt or len(prompt) + add.max_tokens > self.config.max_model_len or add.max_tokens < 1:
+            return None
+        return Request(add.id, prompt, add.max_tokens, add.priority, add.salt)
+
+    def schedule(self) -> Step:
+        while len(self.in_flight) >= self.config.depth:
+            self.complete()
+        step = self.target.schedule()
+        line = Line(self.since, step, len(self.in_flight), None)
+        self.outcome.lines.append(line)
+        self.since = []
+        ops = self.journal()
+        self.faults(self.device.run(step))
+        self.faults(self.tables_differ(step))
+        if self.monitor:
+            self.faults(self.monitor.scheduled(ops, step, self.target.hashes))
+        self.listen()
+        if step.rows or step.copies:
+            self.in_flight.append(step)
+            self.outcome.steps += 1
+            self.advance(step)
+        else:
+            self.device.complete(step.number)
+        line.in_flight, line.free = len(self.in_flight), self.free
+        if self.outcome.steps % OBSERVE_EVERY == 0:
+            self.observe(quiet=False)
+        return step
+
+    def advance(self, step: Step) -> None:
+        """Counts steps in which no request computes a token that it never computed before."""
+        further = [row for row in step.rows if row.stop > self.reached.get(row.request, 0)]
+        self.reached.update((row.request, row.stop) for row in further)
+        self.standing = 0 if further else self.standing + 1
+
+    def complete(self) -> None:
+        if not self.in_flight:
+            return
+        step = self.in_flight.popleft()
+        tokens = self.device.sampled(step)
+        self.since.append(f"={step.number}")
+        result = self.target.complete(step, tokens)
+        self.device.complete(step.number)
+        self.hear(result.accepted)
+        self.alive.difference_update(result.finished)
+        ops = self.journal()
+        if self.monitor:
+            self.faults(self.monitor.completed(ops, step, result, self.target.hashes))
+        self.listen()
+
+    def hear(self, accepted: Mapping[str, Iterable[int]]) -> None:
+        for request, tokens in accepted.items():
+            if request in self.alive:
+                self.said[request].extend(tokens)
+
+    def drain(self) -> bool:
+        """Runs until nobody waits or runs and the worker was told of every end. False where that does not happen."""
+        idle = 0
+        while self.target.busy() and idle < IDLE_STEPS and self.standing < STANDING_STEPS:
+            step = self.schedule()
+            idle = 0 if step.rows or self.in_flight else idle + 1
+            if not step.rows:
+                self.complete()
+        if self.target.busy():
+            self.faults([stall(idle, self.standing, sorted(self.alive))])
+            return False
+        while self.in_flight:
+            self.complete()
+        self.schedule()
+        while self.in_flight:
+            self.complete()
+        for request in sorted(self.device.requests):
+            what = f"{request} ended, and the worker was not told by the next step"
+            self.faults([Fault("finished-forgotten", what, "never told", request=request)])
+        return True
+
+    # ------------------------------------------------------------------------------------------------------ checks
+
+    def journal(self) -> list[Op]:
+        """What the engine did to its pool since the last call."""
+        ops = self.target.journal()
+        for op in ops:
+            self.tables.update(op.tables)
+        if ops and ops[-1].free_blocks is not None:
+            self.free = ops[-1].free_blocks
+        return ops
+
+    def between(self) -> None:
+        """Hands what the engine did outside a step to the checks."""
+        ops = self.journal()
+        if self.monitor:
+            self.faults(self.monitor.operations(ops, self.target.hashes))
+        self.listen()
+
+    def listen(self) -> None:
+        """Takes the events in, and holds them against the index entries that changed."""
+        self.faults(self.residency.consume(self.target.events(), self.number))
+        if self.monitor:
+            for entry in self.monitor.changed:
+                held, heard = self.monitor.residency(entry), self.residency.blocks(*entry)
+                if held != heard:
+                    what = f"{entry[1]!r} of group {entry[0]}: {heard} blocks by the events, {held} in the index"
+                    way = "more" if held > heard else "fewer"
+                    self.faults([Fault("event-residency", what, f"index, {way} blocks than announced")])
+            self.monitor.changed.clear()
+
+    def tables_differ(self, step: Step) -> Iterator[Fault]:
+        """Rows whose worker table names another block than the scheduler's, where that one changed since the last step.
+
+        A slot that the scheduler gave up is null in its table; the worker keeps the old id there and does not use it.
+        """
+        for row in step.rows:
+            ours = self.tables.pop(row.request, None)
+            theirs = self.device.table(row.request) if ours else []
+            for group, (scheduled, told) in enumerate(zip(ours or (), theirs, strict=False)):
+                pairs = zip_longest(scheduled, told[: len(scheduled)], fillvalue=None)
+                wrong = [(slot, a, b) for slot, (a, b) in enumerate(pairs) if a and a != b]
+                if wrong:
+                    slot, ours_, theirs_ = wrong[0]
+                    what = f"{row.request}, group {group}, slot {slot}: scheduler {ours_}, worker {theirs_}"
+                    yield Fault("table-agreement", what, "worker table", None, step.number, row.request)
+
+    def observe(self, *, quiet: bool) -> None:
+        observation = self.target.observe()
+        if observation is None:
+            return
+        blocks = {entry: len(blocks) for entry, blocks in observation.index.items()}
+        self.faults(self.residency.compare(blocks, self.number))
+        if self.monitor:
+            self.faults(self.monitor.observed(observation, quiet=quiet))
+
+    @property
+    def number(self) -> int:
+        """Of the newest step, 0 before the first one."""
+        return self.outcome.lines[-1].step.number if self.outcome.lines else 0
+
+    def faults(self, faults: Iterable[Fault]) -> None:
+        for fault in faults:
+            self.outcome.note(fault, self.at, fault.step or self.number)
+
+    def crashed(self, crash: TargetCrashed) -> None:
+        cause = crash.__cause__ or crash
+        frames = traceback.extract_tb(cause.__traceback__)
+        signature = f"{type(cause).__name__} in {frames[-1].name if frames else '?'}"
+        self.faults([Fault("engine-alive", f"the engine raised {crash}", signature)])
+
+
+def stall(idle: int, standing: int, alive: list[str]) -> Fault:
+    names = ", ".join(alive)
+    if idle >= IDLE_STEPS:
+        what = f"{names}: {idle} schedules in a row gave no work, with nothing in flight and requests waiting"
+        return Fault("progress", what, "no step has work")
+    return Fault("progress", f"{names}: {standing} steps in a row and nobody gets further", "steps without progress")

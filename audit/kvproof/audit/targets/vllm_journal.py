@@ -1,0 +1,331 @@
+"""The inside view of a vLLM scheduler: what it does to its block pool, operation by operation, and the whole pool at once.
+
+A `Journal` wraps methods of one scheduler, its KV-cache manager and its block pool (vllm/v1/core/sched/scheduler.py,
+kv_cache_manager.py, kv_cache_coordinator.py, block_pool.py). Wrappers of the pool note which blocks were touched; wrappers
+of the manager and the scheduler close an `Op` with what these blocks look like then. Nothing is proportional to the pool
+except `observe` and the operation that empties the cache, which is so in vLLM too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from kvproof.audit.target import Observation, Op, OpKind
+from kvproof.audit.targets.vllm_build import Vllm, hash_name
+from kvproof.audit.targets.vllm_view import Entry, PoolView
+
+_SCHEDULER_COLLECTIONS = (
+    "running",
+    "waiting",
+    "skipped_waiting",
+    "kv_holding_waiting",
+    "deferred_waiting",
+    "_inflight_prefills",
+    "finished_recving_kv_req_ids",
+    "failed_recving_kv_req_ids",
+    "deferred_loads",
+    "grammar_compile_error_reqs",
+    "encoder_cache_mismatch_reqs",
+)
+
+
+class Journal:
+    """Writes down what `scheduler` does from now on. client_name: the client's name of a request id inside the engine."""
+
+    def __init__(self, vllm: Vllm, scheduler: Any, client_name: Callable[[str], str]) -> None:
+        self._scheduler = scheduler
+        self._manager = scheduler.kv_cache_manager
+        self._pool = self._manager.block_pool
+        self._managers: tuple[Any, ...] = tuple(self._manager.coordinator.single_type_managers)
+        self._name = client_name
+        self._view = PoolView(self._pool, hash_name(vllm))
+        self._ops: list[Op] = []
+        self._taken: list[Any] = []
+        self._hits: list[Any] = []
+        self._dropped: list[Any] = []
+        self._keyed: list[tuple[int, list[Entry]]] = []
+        self._demand: int | None = None
+        self._copies_seen: list[tuple[Any, int]] = [(None, 0)] * len(self._managers)
+        self._deferred_seen = 0
+        self._wrap_acquisition()
+        self._wrap_registration()
+        self._wrap_allocation()
+        self._wrap_eviction()
+        self._wrap_releases()
+
+    def drain(self) -> list[Op]:
+        """Operations since the last call, in order. Fences are sequence numbers of the scheduler."""
+        self._begin()
+        ops, self._ops = self._ops, []
+        return ops
+
+    def observe(self) -> Observation:
+        """The whole pool. Fences are sequence numbers of the scheduler."""
+        view = self._view
+        return Observation(
+            refs=view.refs(),
+            free_queue=view.free_queue(),
+            index=view.index(),
+            tables=self._tables(),
+            pending_copies=[
+                (source.block_id, target.block_id)
+                for manager in self._managers
+                for source, target in manager._pending_cow_copies
+            ],
+            deferred=[(fence, [block.block_id for block in blocks]) for fence, blocks in self._scheduler.deferred_frees],
+            leftovers=self._leftovers(),
+            reverse=view.reverse(),
+        )
+
+    # Wrappers of the pool: what was touched.
+
+    def _wrap_acquisition(self) -> None:
+        pool, taken, hits, dropped = self._pool, self._taken, self._hits, self._dropped
+        get_new_blocks, touch, free_blocks = pool.get_new_blocks, pool.touch, pool.free_blocks
+
+        def on_get_new_blocks(num_blocks: int) -> Any:
+            blocks = get_new_blocks(num_blocks)
+            taken.extend(blocks)
+            self._note_keyed(blocks)  # they should have lost their keys
+            return blocks
+
+        def on_touch(blocks: Any) -> None:
+            touch(blocks)
+            hits.extend(blocks)
+
+        def on_free_blocks(ordered_blocks: Iterable[Any]) -> None:
+            blocks = list(ordered_blocks)
+            free_blocks(blocks)
+            dropped.extend(blocks)
+
+        pool.get_new_blocks, pool.touch, pool.free_blocks = on_get_new_blocks, on_touch, on_free_blocks
+
+    def _wrap_registration(self) -> None:
+        pool = self._pool
+        cache_full, cache_partial = pool.cache_full_blocks, pool.cache_partial_block
+        move_hashes, evict = pool.move_block_hashes, pool._maybe_evict_cached_block
+
+        def on_cache_full_blocks(
+            request: Any, blocks: Any, num_cached_blocks: int, num_full_blocks: int, *args: Any, **options: Any
+        ) -> None:
+            cache_full(request, blocks, num_cached_blocks, num_full_blocks, *args, **options)
+            self._note_keyed(blocks[num_cached_blocks:num_full_blocks])
+
+        def on_cache_partial_block(request: Any, block: Any, *args: Any, **options: Any) -> Any:
+            found = cache_partial(request, block, *args, **options)
+            self._note_keys(block)
+            return found
+
+        def on_move_block_hashes(src_block: Any, dst_block: Any) -> None:
+            move_hashes(src_block, dst_block)
+            self._note_keys(src_block)
+            self._note_keys(dst_block)
+
+        def on_evict(block: Any) -> Any:
+            evicted = evict(block)
+            if evicted:
+                self._note_keys(block)
+            return evicted
+
+        pool.cache_full_blocks, pool.cache_partial_block = on_cache_full_blocks, on_cache_partial_block
+        pool.move_block_hashes, pool._maybe_evict_cached_block = on_move_block_hashes, on_evict
+
+    # Wrappers of the manager and the scheduler: one operation each.
+
+    def _wrap_allocation(self) -> None:
+        manager, coordinator = self._manager, self._manager.coordinator
+        allocate_slots, estimate = manager.allocate_slots, coordinator.get_num_blocks_to_allocate
+        cache_blocks = manager.cache_blocks
+
+        def on_estimate(*args: Any, **options: Any) -> int:
+            demand: int = estimate(*args, **options)
+            if not options.get("apply_admission_cap"):
+                self._demand = demand
+            return demand
+
+        def on_allocate_slots(
+            request: Any, num_new_tokens: int, num_new_computed_tokens: int = 0, *args: Any, **options: Any
+        ) -> Any:
+            self._begin()
+            start = request.num_computed_tokens + num_new_computed_tokens
+            start += options.get("num_external_computed_tokens", 0)
+            blocks = allocate_slots(request, num_new_tokens, num_new_computed_tokens, *args, **options)
+            op = Op(OpKind.ALLOCATE, None, start, start + num_new_tokens, num_new_computed_tokens, blocks is None)
+            self._close_allocation(op, request.request_id)
+            return blocks
+
+        def on_cache_blocks(request: Any, num_computed_tokens: int) -> None:
+            self._begin()
+            cache_blocks(request, num_computed_tokens)
+            if self._touched():
+                self._close(Op(OpKind.OTHER, self._name(request.request_id)))
+
+        coordinator.get_num_blocks_to_allocate, manager.allocate_slots = on_estimate, on_allocate_slots
+        manager.cache_blocks = on_cache_blocks
+
+    def _wrap_eviction(self) -> None:
+        manager, pool = self._manager, self._pool
+        evict_blocks, reset_prefix_cache = manager.evict_blocks, manager.reset_prefix_cache
+
+        def on_evict_blocks(block_ids: Any) -> None:
+            self._begin()
+            evict_blocks(block_ids)
+            self._close(Op(OpKind.OTHER))
+
+        def on_reset_prefix_cache() -> bool:
+            self._begin()
+            keyed = {block_id for ids in self._view.index().values() for block_id in ids}
+            done: bool = reset_prefix_cache()
+            for block_id in sorted(keyed):
+                self._note_keys(pool.blocks[block_id])
+            self._close(Op(OpKind.RESET, failed=not done))
+            return done
+
+        manager.evict_blocks, manager.reset_prefix_cache = on_evict_blocks, on_reset_prefix_cache
+
+    def _wrap_releases(self) -> None:
+        scheduler = self._scheduler
+        free_request, free_copies = scheduler._free_request_blocks, scheduler._free_cow_retained_blocks
+        drain_deferred = scheduler._drain_deferred_frees
+
+        def on_free_request_blocks(request: Any) -> None:
+            self._begin()
+            held = self._table(request.request_id) is not None
+            free_request(request)
+            if held or self._touched():
+                op = Op(OpKind.FREE, self._name(request.request_id))
+                op.tables[self._name(request.request_id)] = self._table(request.request_id)
+                self._close(op)
+
+        def on_free_cow_retained_blocks(blocks: Any, fence_seq: int) -> None:
+            self._begin()
+            free_copies(blocks, fence_seq)
+            self._close(Op(OpKind.COPIES_OUT))
+
+        def on_drain_deferred_frees() -> None:
+            self._begin()
+            drain_deferred()
+            self._deferred_seen = len(scheduler.deferred_frees)
+            if self._touched():
+                self._close(Op(OpKind.DRAIN))
+
+        scheduler._free_request_blocks = on_free_request_blocks
+        scheduler._free_cow_retained_blocks = on_free_cow_retained_blocks
+        scheduler._drain_deferred_frees = on_drain_deferred_frees
+
+    # Operations.
+
+    def _touched(self) -> bool:
+        return bool(self._taken or self._hits or self._dropped or self._keyed)
+
+    def _begin(self) -> None:
+        """What was touched outside of any operation that we know becomes one of its own."""
+        if self._touched():
+            self._close(Op(OpKind.OTHER))
+        self._demand = None
+
+    def _close_allocation(self, op: Op, request_id: str) -> None:
+        name = op.request = self._name(request_id)
+        op.copies = self._new_copies()
+        if self._taken or self._hits or self._dropped or op.copies:
+            op.tables[name] = self._table(request_id)
+        if self._demand is not None and self._demand <= self._pool.num_gpu_blocks:
+            op.demand = self._demand  # more than the pool has means "not in this step", see MambaManager
+        for pair in op.copies:
+            for block_id in pair:
+                op.refs[block_id] = self._pool.blocks[block_id].ref_cnt
+        self._close(op)
+
+    def _close(self, op: Op) -> None:
+        """Complete an operation with what was touched during it, and forget that."""
+        if self._taken:
+            op.taken = _note(self._taken, op.refs)
+            self._taken.clear()
+        if self._hits:
+            op.hits = _note(self._hits, op.refs)
+            self._hits.clear()
+        if self._dropped:
+            op.dropped = _note(self._dropped, op.refs)
+            self._dropped.clear()
+        if self._keyed:
+            op.keys, self._keyed = self._keyed, []
+        deferred = self._scheduler.deferred_frees
+        while self._deferred_seen < len(deferred):
+            fence, blocks = deferred[self._deferred_seen]
+            op.deferred.append((fence, [block.block_id for block in blocks]))
+            self._deferred_seen += 1
+        op.free_blocks = self._pool.free_block_queue.num_free_blocks
+        self._ops.append(op)
+
+    def _note_keys(self, block: Any) -> None:
+        self._keyed.append((block.block_id, self._view.keys(block)))
+
+    def _note_keyed(self, blocks: list[Any]) -> None:
+        """Note the keys of those that have any."""
+        keyed, read = self._keyed, self._view.keys
+        for block in blocks:
+            if entries := read(block):
+                keyed.append((block.block_id, entries))
+
+    def _new_copies(self) -> list[tuple[int, int]]:
+        """Copies staged since the last look. A manager starts a new list when the scheduler takes the old one."""
+        copies: list[tuple[int, int]] = []
+        for index, manager in enumerate(self._managers):
+            pending = manager._pending_cow_copies
+            if not pending:
+                continue
+            known, seen = self._copies_seen[index]
+            if pending is not known:
+                seen = 0
+            copies += [(source.block_id, target.block_id) for source, target in pending[seen:]]
+            self._copies_seen[index] = (pending, len(pending))
+        return copies
+
+    # Requests.
+
+    def _table(self, request_id: str) -> list[list[int]] | None:
+        table = [[block.block_id for block in manager.req_to_blocks.get(request_id, ())] for manager in self._managers]
+        return table if any(table) else None
+
+    def _tables(self) -> dict[str, list[list[int]]]:
+        ids = dict.fromkeys(request_id for manager in self._managers for request_id in manager.req_to_blocks)
+        tables = {self._name(request_id): self._table(request_id) for request_id in ids}
+        return {name: table for name, table in tables.items() if table is not None}
+
+    def _leftovers(self) -> dict[str, list[str]]:
+        """Requests that per-request maps still mention though the scheduler does not know them any more."""
+        places: list[tuple[str, Any]] = [
+            (f"scheduler.{attribute}", getattr(self._scheduler, attribute, ())) for attribute in _SCHEDULER_COLLECTIONS
+        ]
+        for manager in self._managers:
+            label = f"group {manager.kv_cache_group_id}"
+            places += [(f"{label}.{attribute}", value) for attribute, value in vars(manager).items()]
+        found: dict[str, list[str]] = {}
+        for place, value in places:
+            stale = {request_id for request_id in _mentions(value) if request_id not in self._scheduler.requests}
+            if stale:
+                found[place] = sorted(map(self._name, stale))
+        return found
+
+
+def _note(blocks: list[Any], refs: dict[int, int]) -> list[int]:
+    """Ids of blocks, with their counts noted in `refs`; tables are full of null blocks, which are left out."""
+    ids = []
+    for block in blocks:
+        if not block.is_null:
+            block_id = block.block_id
+            ids.append(block_id)
+            refs[block_id] = block.ref_cnt
+    return ids
+
+
+def _mentions(value: Any) -> Iterator[str]:
+    """Request ids in a collection: as keys, as elements, as requests or as the first part of a tuple."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        return
+    for element in value:
+        first = element[0] if isinstance(element, tuple) and element else element
+        request_id = first if isinstance(first, str) else getattr(first, "request_id", None)
+        if isinstance(request_id, str):
+            yield request_id

@@ -1,0 +1,112 @@
+"""A request as the engine knows it: its text so far, how far it is computed, and the blocks it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from kvproof.spec.geometry import Geometry
+from kvproof.spec.lineage import Lineage, Path
+from kvproof.spec.records import Request
+
+
+class Status(Enum):
+    WAITING = auto()
+    LOADING = auto()  # an outside load fills its first blocks
+    RUNNING = auto()
+    DEAD = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What may come with a request beyond its record. The plain request has none of it.
+
+    outside: tokens of its text that a connector can load. ordered: whether such a load is part of the first step, or runs
+    on its own. save: its blocks are saved when it is finished. drafts: draft tokens that each decode step tries.
+    stop: a token that ends it before its limit.
+    """
+
+    outside: int = 0
+    ordered: bool = False
+    save: bool = False
+    drafts: int = 0
+    stop: int | None = None
+
+
+PLAIN = Extras()
+
+
+class Sequence:
+    """Mutable state of one request.
+
+    path: the known text, prompt and accepted tokens. limit: length of the text at which it is finished.
+    computed: tokens computed when all issued steps are done. in_flight: how many of them are in steps not completed.
+    placeholders: tokens that steps in flight will sample. So known + placeholders is the text that can be scheduled.
+    tables: block ids per group, 0 for none. told: how much of each table the worker knows; None: nothing.
+    life: how often it was preempted. stale: its rows in flight from earlier lives. kept_from: rows of lives before this
+        one are dropped, not delivered.
+    last_step: newest issued step with a row of it.
+    full: append-only blocks whose full name was published or found. owed: state positions to publish when their tokens
+        are known. retired: per group, leading slots that are null. kept: positions whose states are kept.
+    """
+
+    __slots__ = (
+        "computed",
+        "extras",
+        "full",
+        "id",
+        "in_flight",
+        "junction",
+        "kept",
+        "kept_from",
+        "last_step",
+        "life",
+        "limit",
+        "owed",
+        "path",
+        "placeholders",
+        "prompt",
+        "rank",
+        "retired",
+        "stale",
+        "status",
+        "tables",
+        "tail",
+        "told",
+    )
+
+    def __init__(
+        self, request: Request, root: Lineage, geometry: Geometry, limit: int, rank: tuple[int, int], extras: Extras
+    ) -> None:
+        self.id = request.id
+        self.path = Path(root, request.prompt)
+        self.prompt = len(request.prompt)
+        self.tail = (self.prompt - 1) // geometry.unit * geometry.unit
+        self.limit = limit
+        self.rank = rank
+        self.extras = extras
+        self.status = Status.WAITING
+        self.life = self.stale = self.kept_from = self.last_step = 0
+        self.begin(len(geometry.groups))
+
+    def begin(self, groups: int) -> None:
+        """A new life: nothing computed, nothing held."""
+        self.computed = self.in_flight = self.placeholders = self.full = self.junction = 0
+        self.tables: list[list[int]] = [[] for _ in range(groups)]
+        self.retired = [0] * groups
+        self.told: list[int] | None = None
+        self.owed: list[int] = []
+        self.kept: frozenset[int] = frozenset()
+
+    @property
+    def known(self) -> int:
+        return len(self.path)
+
+    @property
+    def goal(self) -> int:
+        """How far it can be computed now. The last token of a text that is at its limit never is."""
+        return min(len(self.path) + self.placeholders, self.limit - 1)
+
+    def blocks(self) -> list[int]:
+        """What it holds, in the order in which it should be reused: the end of each table first."""
+        return [block for table in self.tables for block in reversed(table) if block]

@@ -1,0 +1,377 @@
+"""The shadow device: runs `Step` records on lineages instead of bytes, and says which reads get the wrong ones.
+
+It knows only what a worker is told and keeps worker-side tables of its own, so it works on any engine. Device order is
+issue order: a step runs when it is issued, and its completion matters only to outside writers. A step is forget, zero,
+copy, forward. In the forward pass
+
+1. all states are read before any is written: a row at `start` needs the state after exactly `start` tokens;
+2. every layer writes the new tokens' rows before attention reads, so a row may read what another row writes;
+3. the state after `stop` tokens goes to the slot of the last token, declared checkpoints to their blocks.
+
+vLLM's align mode first copies a state from the slot where the last chunk ended to the slot where this one ends
+(preprocess_mamba in vllm/v1/worker/mamba_utils.py), then computes in place: the same, as that comes after the copies.
+
+A row reads its whole prefix at each step, but a slot is looked at once: when it is first read, and again after somebody
+else overwrote its block. So a step costs what it touches, whatever the length of the tables.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from kvproof.spec.checks import Fault
+from kvproof.spec.geometry import NULL_BLOCK, Geometry, Group, Kind
+from kvproof.spec.lineage import UNKNOWN, ZERO, Content, Forest, Key, Lineage, Path, Rows, StateAt, written
+from kvproof.spec.records import Checkpoint, Meaning, Request, Row, Step
+
+VOCABULARY = 1000
+
+
+def next_token(lineage: Lineage, vocabulary: int = VOCABULARY) -> int:
+    """The token that follows this text, whoever samples it: a mix of its length and last tokens, in [0, vocabulary).
+
+    So each request's whole text is known in advance, and a wrong read is seen without a look at the output.
+    """
+    mixed = lineage.length * 0x9E3779B1
+    for node in (lineage, lineage.parent):
+        if node is not None and isinstance(node.token, int):
+            mixed = ((mixed ^ node.token) * 0x85EBCA6B) & 0xFFFFFFFF
+    return (mixed ^ mixed >> 15) % vocabulary
+
+
+class _Reader:
+    """A request as the worker knows it.
+
+    known: tokens of its text that exist, the prompt and what was sampled so far. computed: where its last row stopped.
+    table: block ids per group; no groups while preempted. seen: per group, leading slots that were read at least once.
+    stale: per group, seen slots whose block was overwritten since. reported: (group, slot) known to have no block.
+    """
+
+    __slots__ = ("computed", "known", "path", "reported", "seen", "stale", "table")
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.known = len(path)
+        self.computed = 0
+        self.take_table([])
+
+    def take_table(self, table: list[list[int]]) -> None:
+        self.table = [list(column) for column in table]
+        self.seen = [0] * len(table)
+        self.stale: list[set[int]] = [set() for _ in table]
+        self.reported: set[tuple[int, int]] = set()
+
+
+_Place = tuple[_Reader, int, int]  # reader, group, slot
+
+
+class _Flight:
+    """A step that was issued and not completed: what it touches, what it samples, and its faults."""
+
+    __slots__ = ("blocks", "faults", "number", "rows", "tokens")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.blocks: set[int] = set()  # zeroed, copied and exported to
+        self.rows: list[tuple[Row, list[list[int]]]] = []  # each with the table that it uses
+        self.tokens: dict[str, int] = {}
+        self.faults: list[Fault] = []
+
+    def touches(self, groups: Iterable[Group]) -> set[int]:
+        """All blocks that the step reads or writes. O(its tables)."""
+        touched = set(self.blocks)
+        for row, table in self.rows:
+            for group in groups:
+                column, last = table[group.index], (row.stop - 1) // group.block_size
+                if group.kind is Kind.APPEND_ONLY:
+                    touched.update(column[: last + 1])
+                else:
+                    first = (row.start - 1) // group.block_size if row.start else last
+                    touched.update(column[first : first + 1], column[last : last + 1])
+        return touched - {NULL_BLOCK}
+
+
+class Device:
+    """A worker whose memory holds lineages. Tell it every request (`admit`) and every issued step, in order (`run`)."""
+
+    def __init__(self, geometry: Geometry, forest: Forest, vocabulary: int = VOCABULARY) -> None:
+        self._groups = geometry.groups
+        self._append_only = [group for group in geometry.groups if group.kind is Kind.APPEND_ONLY]
+        self._states = geometry.states
+        self._forest = forest
+        self._vocabulary = vocabulary
+        self._contents: list[Content] = [UNKNOWN] * geometry.num_blocks
+        self._arrivals: dict[str, Request] = {}
+        self._readers: dict[str, _Reader] = {}
+        self._places: dict[int, set[_Place]] = {}  # block -> the append-only slots of live tables that read it
+        self._flights: dict[int, _Flight] = {}
+        self._step = _Flight(0)  # the one that runs
+
+    def admit(self, request: Request) -> None:
+        """A client sent this request. It starts on the worker with its next row that brings a whole table. By then an
+        earlier request of that id has ended, even where no step has told the worker so."""
+        self._arrivals[request.id] = request
+
+    def run(self, step: Step) -> list[Fault]:
+        """Execute one issued step, in device order. Raises ValueError where a row has not one table per group."""
+        self._step = self._flights[step.number] = _Flight(step.number)
+        for request in step.finished:
+            self._drop_table(self._readers.pop(request, None))
+        for request in step.preempted:
+            self._drop_table(self._readers.get(request))
+        self._zero(step)
+        self._copy(step)
+        rows = [(row, reader) for row in step.rows if (reader := self._begin(row)) is not None]
+        for row, reader in rows:
+            self._read_states(row, reader)
+        for row, reader in rows:
+            self._write_rows(row, reader)
+            self._write_states(row, reader)
+        for checkpoint in step.checkpoints:
+            self._export(checkpoint, rows)
+        for row, reader in rows:
+            self._read_rows(row, reader)
+        return self._step.faults
+
+    def sampled(self, step: Step) -> dict[str, int]:
+        """The token of each row that samples, from the request's true text and not from what the row read, so that one
+        corruption does not cascade. Raises KeyError where the step is not in flight."""
+        return dict(self._flights[step.number].tokens)
+
+    def complete(self, step_number: int) -> None:
+        """The step is done. Raises KeyError where it is not in flight."""
+        del self._flights[step_number]
+
+    def outside_write(self, blocks: Iterable[int], content: Content = UNKNOWN) -> list[Fault]:
+        """A write that is not ordered with the steps (a connector load): the blocks hold `content` then."""
+        faults: list[Fault] = []
+        targets = set(blocks) - {NULL_BLOCK}
+        for number, flight in self._flights.items():
+            raced = tuple(sorted(targets & flight.touches(self._groups)))
+            if raced:
+                what = f"an outside write to blocks {list(raced)} runs beside step {number}, which uses them"
+                signature = "outside write, step in flight"
+                faults.append(Fault("outside-write-race", what, signature, step=number, blocks=raced))
+        for block in targets:
+            self._put(block, content)
+        return faults
+
+    @property
+    def in_flight(self) -> list[int]:
+        """Numbers of the steps that were issued and not completed, oldest first."""
+        return list(self._flights)
+
+    @property
+    def requests(self) -> set[str]:
+        """The requests that the worker knows: they had a row, and no step since said that they ended."""
+        return set(self._readers)
+
+    def table(self, request: str) -> list[list[int]]:
+        """The worker's block table, one list per group; no lists for a request that is unknown or preempted."""
+        reader = self._readers.get(request)
+        return [] if reader is None else [list(column) for column in reader.table]
+
+    def _fault(self, check: str, signature: str, what: str, request: str | None, *blocks: int) -> None:
+        self._step.faults.append(Fault(check, what, signature, None, self._step.number, request, blocks))
+
+    def _put(self, block: int, content: Content, writer: _Place | None = None) -> None:
+        """Change what a block holds. Every slot that has read it will look again, but for the one that writes."""
+        self._contents[block] = content
+        for place in self._places.get(block, ()):
+            if place != writer:
+                reader, group, slot = place
+                reader.stale[group].add(slot)
+
+    def _usable(self, block: int, action: str, request: str | None = None) -> bool:
+        """Whether an action names a block of the pool other than the null block."""
+        self._step.blocks.add(block)
+        if 0 < block < len(self._contents):
+            return True
+        if block == NULL_BLOCK:
+            self._fault("null-written", f"{action}, null block", f"a {action} names the null block", request, block)
+        else:
+            check = "copy-batch" if action == "copy" else "table-covers"
+            what = f"a {action} names block {block} of a pool of {len(self._contents)}"
+            self._fault(check, f"{action}, outside the pool", what, request, block)
+        return False
+
+    def _zero(self, step: Step) -> None:
+        for block in step.zeroes:
+            if self._usable(block, "zero"):
+                self._put(block, ZERO)
+
+    def _copy(self, step: Step) -> None:
+        if not step.copies:
+            return
+        pages = [(c.src, c.dst) for c in step.copies if self._usable(c.src, "copy") and self._usable(c.dst, "copy")]
+        if step.meaning is Meaning.IN_ORDER:
+            for src, dst in pages:
+                self._put(dst, self._contents[src])
+        else:
+            for dst, content in [(dst, self._contents[src]) for src, dst in pages]:
+                self._put(dst, content)
+        for block, writers in Counter(dst for _, dst in pages).items():
+            if writers > 1:
+                what = f"{writers} copies of one step write block {block}"
+                self._fault("copy-batch", "copy, shared destination", what, None, block)
+                self._put(block, UNKNOWN)
+
+    def _begin(self, row: Row) -> _Reader | None:
+        """Bring the table and the text of the row's request up to date. None where the row cannot run at all."""
+        reader = self._readers.get(row.request) if row.table is None else self._replace_table(row.request, row.table)
+        if reader is None or not reader.table:
+            what = f"{_span(row)} comes without a table, and the worker has none"
+            self._fault("table-covers", "row, no table" if reader else "row, unknown request", what, row.request)
+            return None
+        if row.table is None and row.appended is not None:
+            for column, blocks in zip(reader.table, row.appended, strict=True):
+                column.extend(blocks)
+        if row.count < 1 or row.start < 0:
+            self._fault("row-continues", "row, no tokens", f"{_span(row)} computes nothing", row.request)
+            return None
+        self._check_continues(row, reader)
+        self._grow(row, reader)
+        self._step.rows.append((row, reader.table))
+        return reader
+
+    def _grow(self, row: Row, reader: _Reader) -> None:
+        """Make the text as long as the row needs it, and one more where the row samples that token."""
+        path, stop = reader.path, row.stop
+        reader.computed = stop
+        for length in range(len(path), stop + row.samples):
+            path.extend((next_token(path[length], self._vocabulary),))
+        if row.samples:
+            token = path[stop + 1].token
+            assert isinstance(token, int)
+            self._step.tokens[row.request] = token
+            reader.known = max(reader.known, stop + 1)
+
+    def _check_continues(self, row: Row, reader: _Reader) -> None:
+        if row.table is None and row.start != reader.computed:
+            signature = "row, tokens skipped" if row.start > reader.computed else "row, tokens again"
+            what = f"{_span(row)} does not start at {reader.computed}, where the computed tokens ended"
+            self._fault("row-continues", signature, what, row.request)
+        if row.stop > reader.known:
+            what = f"{_span(row)} goes past its text: prompt and sampled tokens are {reader.known}"
+            self._fault("row-continues", "row, past the text", what, row.request)
+
+    def _replace_table(self, request: str, table: list[list[int]]) -> _Reader | None:
+        """The whole table of a new or resumed request. None where nobody sent such a request."""
+        if len(table) != len(self._groups):
+            raise ValueError(f"{request} brings {len(table)} tables: give one for each of {len(self._groups)} groups")
+        self._drop_table(self._readers.get(request))
+        arrival = self._arrivals.pop(request, None)
+        if arrival is not None:
+            self._readers[request] = _Reader(Path(self._forest.root(arrival.salt), arrival.prompt))
+        reader = self._readers.get(request)
+        if reader is not None:
+            reader.take_table(table)
+        return reader
+
+    def _drop_table(self, reader: _Reader | None) -> None:
+        if reader is None or not reader.table:
+            return
+        for group in self._append_only:
+            for slot, block in enumerate(reader.table[group.index][: reader.seen[group.index]]):
+                if block in self._places:
+                    self._places[block].discard((reader, group.index, slot))
+        reader.take_table([])
+
+    def _block(self, row: Row, reader: _Reader, group: Group, slot: int) -> int:
+        """The block of a slot that the row reads or writes. The null block where it has none, which is a fault once."""
+        column = reader.table[group.index]
+        block = column[slot] if slot < len(column) else NULL_BLOCK
+        if 0 < block < len(self._contents):
+            return block
+        if (group.index, slot) not in reader.reported:
+            reader.reported.add((group.index, slot))
+            why = "past the table" if slot >= len(column) else "outside the pool" if block else "null block"
+            what = f"{_span(row)} uses slot {slot} of group {group.index}: {why} ({block})"
+            self._fault("table-covers", f"{group.kind} slot, {why}", what, row.request, block)
+        return NULL_BLOCK
+
+    def _read_states(self, row: Row, reader: _Reader) -> None:
+        if row.start == 0:
+            return
+        wanted = reader.path[row.start]
+        for group in self._states:
+            block = self._block(row, reader, group, (row.start - 1) // group.block_size)
+            held = self._contents[block]
+            if block and not (isinstance(held, StateAt) and held.lineage is wanted and held.group is group):
+                what = f"{row.request} needs state {group.index} after {row.start} tokens, block {block} holds {held}"
+                self._fault("state-ready", f"state, {_reason(held, wanted.key(group))}", what, row.request, block)
+
+    def _write_rows(self, row: Row, reader: _Reader) -> None:
+        for group in self._append_only:
+            start, end, size = row.start, reader.computed, group.block_size
+            while start < end:
+                slot = start // size
+                stop = min(end, (slot + 1) * size)
+                block = self._block(row, reader, group, slot)
+                if block:
+                    content = written(self._contents[block], group, start, stop, reader.path[stop])
+                    self._put(block, content, (reader, group.index, slot))
+                start = stop
+
+    def _write_states(self, row: Row, reader: _Reader) -> None:
+        for group in self._states:
+            block = self._block(row, reader, group, (reader.computed - 1) // group.block_size)
+            if block:
+                self._put(block, StateAt(group, reader.path[reader.computed]))
+
+    def _export(self, checkpoint: Checkpoint, rows: list[tuple[Row, _Reader]]) -> None:
+        request, position, block = checkpoint.request, checkpoint.position, checkpoint.block
+        for row, reader in rows:
+            if row.request == request and row.start < position < row.stop:
+                if self._usable(block, "checkpoint", request):
+                    self._put(block, StateAt(self._groups[checkpoint.group], reader.path[position]))
+                return
+        what = f"a checkpoint of {request} after {position} tokens is not inside a chunk of this step"
+        self._fault("state-ready", "checkpoint, outside its chunk", what, request, block)
+
+    def _read_rows(self, row: Row, reader: _Reader) -> None:
+        for group in self._append_only:
+            index, last = group.index, (reader.computed - 1) // group.block_size
+            seen, stale = reader.seen[index], reader.stale[index]
+            if seen > last and not stale:
+                continue
+            again = sorted(slot for slot in stale if slot <= last) if stale else []
+            stale.difference_update(again)
+            reader.seen[index] = max(seen, last + 1)
+            for slot in [*again, *range(seen, last + 1)]:
+                block = self._block(row, reader, group, slot)
+                if block:
+                    self._places.setdefault(block, set()).add((reader, index, slot))
+                    self._read_slot(row, reader, group, slot, block)
+
+    def _read_slot(self, row: Row, reader: _Reader, group: Group, slot: int, block: int) -> None:
+        wanted = reader.path[min((slot + 1) * group.block_size, reader.computed)].key(group)
+        held = self._contents[block]
+        if not held.answers(wanted):
+            span = f"group {group.index}, tokens [{wanted.base}, {wanted.lineage.length})"
+            what = f"{row.request} reads {span}, block {block} of slot {slot} holds {held}"
+            self._fault("read-lineage", f"attention, {_reason(held, wanted)}", what, row.request, block)
+
+
+def _span(row: Row) -> str:
+    return f"row [{row.start}, {row.stop}) of {row.request}"
+
+
+def _reason(held: Content, wanted: Key) -> str:
+    """Why this content does not answer the key, in words that stay the same from run to run."""
+    if isinstance(held, StateAt) and held.group is wanted.group:
+        return "one from another position" if _related(held.lineage, wanted.lineage) else "one of another text"
+    if isinstance(held, Rows) and held.group is wanted.group:
+        if held.runs[0][0] // held.group.block_size != wanted.slot:
+            related = _related(held.runs[-1][2], wanted.lineage)
+            return "slot holds another position" if related else "slot holds another text"
+        at = wanted.base
+        for start, stop, _ in held.runs:
+            at = max(at, stop) if start <= at else at
+        return "slot partly written" if at < wanted.lineage.length else "slot holds another text"
+    return "zeroed" if held is ZERO else "never written" if held is UNKNOWN else "bytes of another group"
+
+
+def _related(one: Lineage, other: Lineage) -> bool:
+    return one.starts_with(other) or other.starts_with(one)

@@ -1,0 +1,117 @@
+"""Replay of a KV event stream: what a listener believes can be found, and where the stream lies to it.
+
+A listener (a prefix-aware router, another tier of the cache) sees only the events. `Residency` does what it would do.
+
+Seen in BlockPool (vllm/v1/core/block_pool.py), 0.26 to 0.32: each block that goes under a hash is announced once and
+each that leaves is taken back once, also where several blocks share a hash, so counts are numbers of blocks. A move of
+hashes to a copy (`move_block_hashes`) says nothing and changes no count; a block that is under the hash already is not
+announced again. The exception is `emit_cached_block_events`, which repeats hits to requests that ask for a full report.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from kvproof.spec.checks import Fault
+from kvproof.spec.records import Cleared, Event, Removed, Stored
+
+Entry = tuple[int, object]  # group, hash
+
+
+class Residency:
+    """Number of blocks under each (group, hash), by the events alone. Feed them in order; a Cleared starts anew."""
+
+    def __init__(self) -> None:
+        self._blocks: Counter[Entry] = Counter()
+        self._announced: set[object] = set()  # hashes, since the last Cleared
+
+    def blocks(self, group: int, digest: object) -> int:
+        """How many blocks of the group can be found under this hash."""
+        return self._blocks[group, digest]
+
+    def consume(self, events: Iterable[Event], step: int = 0) -> list[Fault]:
+        """Take events in. `step` is where the faults say they happened."""
+        faults: list[Fault] = []
+        for event in events:
+            match event:
+                case Stored():
+                    faults += _shape(event) + self._parent(event)
+                    self._blocks.update((event.group, digest) for digest in event.hashes)
+                    self._announced.update(event.hashes)
+                case Removed():
+                    faults += self._remove(event)
+                case Cleared():
+                    self._blocks.clear()
+                    self._announced.clear()
+        for fault in faults:
+            fault.step = step
+        return faults
+
+    def compare(self, index: Mapping[Entry, int], step: int = 0) -> list[Fault]:
+        """Hold the replay against the engine's own index: number of blocks by (group, hash). O(index).
+
+        One fault for each way to differ, with an example. The replay goes on from the index, so that a difference is
+        found once.
+        """
+        truth = Counter({entry: blocks for entry, blocks in index.items() if blocks})
+        faults = []
+        for signature, surplus in (
+            ("index, more blocks than announced", truth - self._blocks),
+            ("index, fewer blocks than announced", self._blocks - truth),
+        ):
+            if surplus:
+                group, digest = example = next(iter(surplus))
+                what = (
+                    f"{len(surplus)} hashes differ; {_name(digest)} of group {group}: "
+                    f"{self._blocks[example]} blocks by the events, {truth[example]} in the index"
+                )
+                faults.append(Fault("event-residency", what, signature, step=step))
+        self._blocks = truth
+        return faults
+
+    def _parent(self, event: Stored) -> list[Fault]:
+        """The parent was announced since the last Cleared, by any group and whether or not it is still resident.
+
+        A hash names a whole prefix, in every group the same, so a listener can attach a block to a parent that
+        it knows from another group, or that was evicted meanwhile. It cannot attach one to a name that it never heard.
+        """
+        if event.parent is None or not event.hashes or event.parent in self._announced:
+            return []
+        what = f"group {event.group} stores {_name(event.hashes[0])} after {_name(event.parent)}, never announced"
+        return [Fault("event-parent", what, "stored, unknown parent")]
+
+    def _remove(self, event: Removed) -> list[Fault]:
+        if not event.hashes:
+            return [Fault("event-shape", f"group {event.group} removes nothing", "removed, no hashes")]
+        faults = []
+        for digest in event.hashes:
+            entry = event.group, digest
+            if self._blocks[entry] < 1:
+                what = f"group {event.group} removes {_name(digest)}, under which no block is"
+                faults.append(Fault("event-residency", what, "removed, not resident"))
+            elif self._blocks[entry] == 1:
+                del self._blocks[entry]
+            else:
+                self._blocks[entry] -= 1
+        return faults
+
+
+def _shape(event: Stored) -> list[Fault]:
+    """A Stored event names something, and brings the tokens of exactly what it names."""
+    hashes, tokens, covered = len(event.hashes), len(event.tokens), len(event.hashes) * event.block_size
+    if hashes and tokens == covered:
+        return []
+    if not hashes:
+        signature = "stored, no hashes"
+    elif tokens > covered and tokens % event.block_size == 0:
+        signature = "stored, tokens of blocks that it leaves out"  # vLLM: null and masked blocks inside the range
+    else:
+        signature = "stored, tokens do not fit"
+    what = f"group {event.group} stores {hashes} hashes of {event.block_size} tokens each with {tokens} tokens"
+    return [Fault("event-shape", what, signature)]
+
+
+def _name(digest: object) -> str:
+    """A hash, short enough for a sentence."""
+    return digest.hex()[:12] if isinstance(digest, bytes) else str(digest)[:24]

@@ -1,0 +1,279 @@
+"""Who wrote these bytes, for which tokens: lineages, keys and contents.
+
+A *lineage* is the identity of a token prefix (namespace, tokens[0:n]). It is a node of a tree that holds one node
+for each prefix ever named, so two prefixes are equal exactly when they are the same object, and a prefix of a lineage is
+reached in O(log n) steps over skip pointers (Myers, "An applicative random-access stack", 1983).
+
+A *key* is a lineage seen by a group. A *content* is what a block holds; it answers a key or it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from kvproof.spec.geometry import Group, Kind
+
+
+class Lineage:
+    """A token prefix. Equal prefixes are the same object; compare with `is`."""
+
+    __slots__ = ("_children", "_jump", "_keys", "length", "parent", "token")
+
+    def __init__(self, parent: Lineage | None, token: object) -> None:
+        self.parent = parent
+        self.token = token
+        self.length: int = 0 if parent is None else parent.length + 1
+        self._children: dict[object, Lineage] = {}
+        self._keys: dict[int, Key] = {}
+        self._jump: Lineage | None = None
+        if parent is not None:
+            near = parent._jump
+            far = near._jump if near is not None else None
+            even = near is not None and far is not None and parent.length - near.length == near.length - far.length
+            self._jump = far if even else parent
+
+    def then(self, token: int) -> Lineage:
+        """The lineage with one more token."""
+        child = self._children.get(token)
+        if child is None:
+            child = self._children[token] = Lineage(self, token)
+        return child
+
+    def extended(self, tokens: Iterable[int]) -> Lineage:
+        """The lineage with more tokens."""
+        node = self
+        for token in tokens:
+            node = node.then(token)
+        return node
+
+    def prefix(self, length: int) -> Lineage:
+        """The lineage of the first `length` tokens; itself when that is its length."""
+        if not 0 <= length <= self.length:
+            raise IndexError(f"prefix({length}) of a lineage of {self.length} tokens")
+        node = self
+        while node.length > length:
+            jump = node._jump
+            if jump is not None and jump.length >= length:
+                node = jump
+            else:
+                assert node.parent is not None
+                node = node.parent
+        return node
+
+    def starts_with(self, other: Lineage) -> bool:
+        return self.length >= other.length and self.prefix(other.length) is other
+
+    def tokens(self) -> list[int]:
+        """The tokens, first to last. O(length); for reports."""
+        out: list[int] = []
+        node = self
+        while node.parent is not None:
+            if isinstance(node.token, int):
+                out.append(node.token)
+            node = node.parent
+        return out[::-1]
+
+    def key(self, group: Group) -> Key:
+        """This lineage as the given group sees it."""
+        key = self._keys.get(group.index)
+        if key is None:
+            key = self._keys[group.index] = Key(group, self)
+        return key
+
+    def __repr__(self) -> str:
+        tail = self.tokens()[-3:]
+        return f"<{self.length} tokens ..{','.join(map(str, tail))}>"
+
+
+class Forest:
+    """All lineages of one run, one tree per namespace (cache salt, adapter, weights epoch: what else the bytes depend on)."""
+
+    def __init__(self) -> None:
+        self._roots: dict[object, Lineage] = {}
+
+    def root(self, namespace: object = None) -> Lineage:
+        root = self._roots.get(namespace)
+        if root is None:
+            root = self._roots[namespace] = Lineage(None, namespace)
+        return root
+
+
+class Path:
+    """The lineages of one request's text, `path[n]` being that of its first n tokens; `nodes` lists them. It only grows."""
+
+    __slots__ = ("nodes",)
+
+    def __init__(self, root: Lineage, tokens: Sequence[int] = ()) -> None:
+        self.nodes = [root]
+        self.extend(tokens)
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        node, nodes = self.nodes[-1], self.nodes
+        for token in tokens:
+            child = node._children.get(token)
+            node = node.then(token) if child is None else child
+            nodes.append(node)
+
+    def __getitem__(self, length: int) -> Lineage:
+        return self.nodes[length]
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+        return len(self.nodes) - 1
+
+    def __iter__(self) -> Iterator[Lineage]:
+        return iter(self.nodes)
+
+
+class Key:
+    """A lineage seen by a group: what a block may be found under, and what a reader may need. Made by `Lineage.key`."""
+
+    __slots__ = ("group", "lineage")
+
+    def __init__(self, group: Group, lineage: Lineage) -> None:
+        self.group = group
+        self.lineage = lineage
+
+    @property
+    def partial(self) -> bool:
+        return self.lineage.length % self.group.block_size != 0
+
+    @property
+    def slot(self) -> int:
+        """The table slot whose block may carry this key."""
+        return (self.lineage.length - 1) // self.group.block_size
+
+    @property
+    def base(self) -> int:
+        """First token of that slot."""
+        return self.slot * self.group.block_size
+
+    def covers(self, other: Key) -> bool:
+        """Whether content that answers this key also answers the other one, whatever that content is.
+
+        Append-only: the other is a prefix of this one inside the same block. State: they are the same key.
+        """
+        if self is other:
+            return True
+        return (
+            self.group is other.group
+            and self.group.kind is Kind.APPEND_ONLY
+            and self.slot == other.slot
+            and self.lineage.starts_with(other.lineage)
+        )
+
+    def __repr__(self) -> str:
+        return f"g{self.group.index}:{self.lineage!r}"
+
+
+class Content:
+    """What a block holds. The base class holds nothing known and answers no key."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def answers(self, key: Key) -> bool:
+        return False
+
+    def extends(self, old: Content) -> bool:
+        """Whether each key that `old` answers is answered by this content too, seen without looking at keys."""
+        return self is old
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+UNKNOWN = Content("unknown")
+ZERO = Content("zero")
+
+Run = tuple[int, int, Lineage]  # start, stop, lineage: slot t of [start, stop) holds lineage.prefix(t + 1)
+
+
+class Rows(Content):
+    """An append-only block: for each token slot the lineage that wrote it, as runs in order of their start."""
+
+    __slots__ = ("group", "runs")
+
+    def __init__(self, group: Group, runs: tuple[Run, ...]) -> None:
+        self.group = group
+        self.runs = runs
+
+    def answers(self, key: Key) -> bool:
+        if key.group is not self.group:
+            return False
+        lineage, at = key.lineage, key.base
+        end = lineage.length
+        start, stop, wrote = self.runs[0]
+        if wrote is lineage and start <= at and stop == end:
+            return True
+        for start, stop, wrote in self.runs:
+            if start > at:
+                return False
+            if stop <= at:
+                continue
+            at = min(stop, end)
+            if wrote.prefix(at) is not lineage.prefix(at):
+                return False
+            if at == end:
+                return True
+        return False
+
+    def extends(self, old: Content) -> bool:
+        if self is old:
+            return True
+        if not isinstance(old, Rows):
+            return type(old) is Content  # nothing known answers nothing
+        if old.group is not self.group or len(self.runs) != 1 or len(old.runs) != 1:
+            return False
+        (start, stop, wrote), (old_start, old_stop, old_wrote) = self.runs[0], old.runs[0]
+        return start <= old_start and stop >= old_stop and wrote.prefix(old_stop) is old_wrote.prefix(old_stop)
+
+    def __repr__(self) -> str:
+        return "+".join(f"rows[{start}:{stop}]{wrote!r}" for start, stop, wrote in self.runs)
+
+
+class StateAt(Content):
+    """A recurrent state after exactly the tokens of one lineage."""
+
+    __slots__ = ("group", "lineage")
+
+    def __init__(self, group: Group, lineage: Lineage) -> None:
+        self.group = group
+        self.lineage = lineage
+
+    def answers(self, key: Key) -> bool:
+        return key.lineage is self.lineage and key.group is self.group
+
+    def extends(self, old: Content) -> bool:
+        if isinstance(old, StateAt):
+            return old.lineage is self.lineage and old.group is self.group
+        return type(old) is Content
+
+    def __repr__(self) -> str:
+        return f"state@{self.lineage!r}"
+
+
+def written(old: Content, group: Group, start: int, stop: int, lineage: Lineage) -> Content:
+    """The content after the forward pass wrote tokens [start, stop) of `lineage` into a block that held `old`.
+
+    start, stop: token positions inside one block. A state keeps nothing of what was there; rows keep the slots outside the
+    range. The result has one run where the write continues or repeats the old rows of the same text.
+    """
+    lineage = lineage.prefix(stop)
+    if group.kind is Kind.STATE:
+        return StateAt(group, lineage)
+    runs: tuple[Run, ...] = ()
+    if isinstance(old, Rows) and old.group is group and old.runs[0][0] // group.block_size == start // group.block_size:
+        runs = old.runs  # rows of another slot are bytes of other positions: nobody can read them here
+    if len(runs) == 1:
+        old_start, old_stop, wrote = runs[0]
+        if old_start <= start <= old_stop and wrote.prefix(start) is lineage.prefix(start):
+            if old_stop <= stop:
+                return Rows(group, ((old_start, stop, lineage),))
+            if wrote.prefix(stop) is lineage:
+                return old
+    before = tuple((a, min(b, start), w) for a, b, w in runs if a < start)
+    after = tuple((max(a, stop), b, w) for a, b, w in runs if b > stop)
+    return Rows(group, (*before, (start, stop, lineage), *after))
