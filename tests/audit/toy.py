@@ -3,9 +3,13 @@
 from collections.abc import Mapping
 
 from kvproof.audit.target import Hash, Observation, Op, Result, TargetCrashed
+from kvproof.audit.workload import Shape, Yield
+from kvproof.spec.geometry import Geometry
 from kvproof.spec.records import Config, Event, Request, Row, Step
 
 BUGS = ("steals", "silent", "stuck", "crashes")
+
+FLAT = Shape("4", Yield.TWIN, Geometry.of(4, unit=2))  # the only kind of geometry that it serves
 
 
 class Toy:
@@ -24,13 +28,12 @@ class Toy:
     def reset(self, config: Config) -> None:
         self.resets += 1
         self.size = config.geometry.groups[0].block_size
-        self.groups = len(config.geometry.groups)
         self.budget = config.max_batched_tokens
         self.free = list(range(1, config.geometry.num_blocks))
         self.waiting: dict[str, Request] = {}
         self.computed: dict[str, int] = {}
         self.said: dict[str, int] = {}
-        self.tables: dict[str, list[list[int]]] = {}
+        self.tables: dict[str, list[int]] = {}
         self.ended: list[str] = []
         self.issued = 0
 
@@ -43,7 +46,7 @@ class Toy:
 
     def _end(self, request_id: str, told: bool = True) -> None:
         self.waiting.pop(request_id, None)
-        self.free += [b for column in self.tables.pop(request_id, []) for b in column if b not in self.free]
+        self.free += [block for block in self.tables.pop(request_id, []) if block not in self.free]
         self.ended += [request_id] if told else []
 
     def schedule(self) -> Step:
@@ -52,35 +55,30 @@ class Toy:
         if not self.waiting or (self.bug == "stuck" and len(self.waiting) >= 3):
             return step
         # With the bug the newest request runs first, on the blocks of the others.
-        id = list(self.waiting)[-1 if self.bug == "steals" else 0]
-        request, start = self.waiting[id], self.computed[id]
-        total = len(request.prompt) + self.said[id]
+        name = list(self.waiting)[-1 if self.bug == "steals" else 0]
+        request, start = self.waiting[name], self.computed[name]
+        total = len(request.prompt) + self.said[name]
         count = min(self.budget, total - start)
         if not count:
             return step
-        table = self.tables.get(id)
-        new = table is None
-        table = self.tables.setdefault(id, [[] for _ in range(self.groups)])
-        appended: list[list[int]] = [[] for _ in range(self.groups)]
-        for group in range(self.groups):
-            while len(table[group]) * self.size < start + count:
-                steal = self.bug == "steals" and (not table[group] or not self.free)
-                block = 1 if steal else self.free.pop(0)
-                table[group].append(block)
-                appended[group].append(block)
+        new = name not in self.tables
+        table = self.tables.setdefault(name, [])
+        old = len(table)
+        while len(table) * self.size < start + count:
+            table.append(1 if self.bug == "steals" and not (table and self.free) else self.free.pop(0))
         self.issued += 1
-        self.computed[id] = start + count
-        whole = [list(column) for column in table]
-        step.rows.append(Row(id, start, count, start + count == total, whole if new else None, None if new else appended))
+        self.computed[name] = start + count
+        samples = start + count == total
+        step.rows.append(Row(name, start, count, samples, [table[:]] if new else None, None if new else [table[old:]]))
         return step
 
     def complete(self, step: Step, tokens: Mapping[str, int]) -> Result:
-        result = Result(accepted={id: [token] for id, token in tokens.items() if id in self.waiting})
-        for id in result.accepted:
-            self.said[id] += 1
-            if self.said[id] == self.waiting[id].max_tokens:
-                self._end(id)
-                result.finished.append(id)
+        result = Result(accepted={name: [token] for name, token in tokens.items() if name in self.waiting})
+        for name in result.accepted:
+            self.said[name] += 1
+            if self.said[name] == self.waiting[name].max_tokens:
+                self._end(name)
+                result.finished.append(name)
         return result
 
     def reset_cache(self) -> bool:

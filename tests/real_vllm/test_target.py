@@ -378,6 +378,20 @@ def test_internal_checkpoints_are_derived_from_tables(target: VllmTarget) -> Non
     client.quiet()
 
 
+def test_an_inner_chunk_exports_to_the_null_block_under_sparse_retention(target: VllmTarget) -> None:
+    """The worker does not know that the scheduler kept no block for it; see `vllm_checkpoints`."""
+    try:
+        client = Client(target, Config(hybrid(checkpoint=True), max_batched_tokens=64))
+    except GeometryError:
+        return  # this release has no checkpoints, as the test above asserts
+    client.target.add(Request("a", tuple(range(109)), max_tokens=2))
+    client.run()
+    assert [(row.start, row.count) for step in client.steps for row in step.rows][:2] == [(0, 64), (64, 45)]
+    blocks = [made.block for step in client.steps for made in step.checkpoints]
+    assert blocks[0] == 0
+    assert blocks[1:] == [client.ops[1].tables["a"][1][2]]  # type: ignore[index]
+
+
 def test_without_the_inside_view(target: VllmTarget) -> None:
     outside = VllmTarget(inside=False)
     client = Client(target, Config(SMALL))

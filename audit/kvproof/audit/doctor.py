@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import warnings
 from importlib import metadata
 
 from kvproof.audit.engines import TARGETS, make_harness
@@ -38,7 +39,8 @@ def targets() -> dict[str, str | None]:
 def cuda() -> str:
     """Whether torch sees a CUDA device."""
     try:
-        import torch
+        with warnings.catch_warnings(action="ignore"):
+            import torch
     except ImportError:
         return "torch is not installed"
     return f"torch sees {torch.cuda.get_device_name()}" if torch.cuda.is_available() else "torch sees no CUDA device"
@@ -48,5 +50,5 @@ def examine() -> list[str]:
     """The whole report, as lines."""
     lines = ["installed", *(f"  {line}" for line in installed()), f"checks\n  {len(CHECKS)} in the registry", "targets"]
     for name, reason in targets().items():
-        lines.append(f"  {name}: {TARGETS[name][2]}: {'available' if reason is None else f'not available: {reason}'}")
+        lines.append(f"  {name}: {TARGETS[name]}: {'available' if reason is None else f'not available: {reason}'}")
     return [*lines, "tests", "  make test: all that need no GPU", f"  make test-gpu: those that need a CUDA device ({cuda()})"]

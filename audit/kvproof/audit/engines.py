@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvproof.audit.case import BadInput
+from kvproof.audit.connected import connected_program
 from kvproof.audit.program import Program
 from kvproof.audit.session import Outcome, run_program
 from kvproof.audit.target import Target
@@ -38,7 +39,8 @@ class Harness:
 
     @classmethod
     def of(cls, name: str, target: Target, preset: Shape | None = None) -> Harness:
-        return cls(name, target.release, random_program, lambda program: run_program(target, program), preset)
+        generate = connected_program if hasattr(target, "add_with") else random_program
+        return cls(name, target.release, generate, lambda program: run_program(target, program), preset)
 
     def shape_of(self, geometry: Geometry) -> Shape:
         return self.preset if self.preset and self.preset.fits(geometry) else shape_of(geometry)
@@ -52,9 +54,11 @@ def make_harness(name: str, geometry: str | None = None) -> Harness:
     if geometry in PRESETS and name != "vllm":
         raise BadInput(f"geometry {geometry} is worked out by vLLM: add --target vllm")
     if name == "reference":
+        from kvproof.audit.connected import connected_program
         from kvproof.audit.targets.reference import ReferenceTarget
 
-        return Harness.of(name, ReferenceTarget())
+        engine = ReferenceTarget()
+        return Harness(name, engine.release, connected_program, lambda program: run_program(engine, program))
     if name == "vllm":
         from kvproof.audit.targets.vllm_presets import preset
         from kvproof.audit.targets.vllm_target import VllmTarget

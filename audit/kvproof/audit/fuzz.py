@@ -19,7 +19,7 @@ from kvproof.spec.checks import Severity
 from kvproof.spec.errors import GeometryError
 
 SHRINK_RUNS = 400
-SHRINK_SECONDS = 3.0  # of the time that are kept for each finding, up to a third of all
+SHRINK_SECONDS = 3.0  # kept for each finding, up to a third of the time; none gets more than twice its share
 SEVERITIES = list(Severity)
 
 Say = Callable[[float, str], None]  # share of the time used, what is going on
@@ -96,16 +96,36 @@ class Summary:
 
 def fuzz(harness: Harness, plan: Plan, say: Say | None = None) -> Summary:
     """Runs `plan`. Program number n of a seed is the same in every run; how many fit in the time is not."""
+    say = say or (lambda used, what: None)
     summary = Summary(plan, harness.release)
-    samples: dict[Identity, Sample] = {}
     warm = harness.generate(random.Random(f"{plan.seed}/0"), plan.profile, plan.shapes)
     serve(harness, warm.with_operations([]))  # a first scheduler may import half a world
     start = time.monotonic()
+    samples: dict[Identity, Sample] = {}
+    try:
+        search(harness, summary, samples, say, start)
+    except KeyboardInterrupt:
+        summary.notes.append("interrupted: what was found until then")
+    summary.searched = time.monotonic() - start
+    shrinker = Shrinker(harness)
+    order = sorted(samples.values(), key=lambda s: (SEVERITIES.index(s.finding.severity), s.finding.identity))
+    for index, sample in enumerate(order, start=1):
+        used = time.monotonic() - start
+        say(min(0.99, used / plan.seconds), f"shrinking finding {index} of {len(order)}")
+        share = max(plan.seconds - used, 0) / (len(order) - index + 1)
+        summary.violations.append(shrinker.violation(sample, time.monotonic() + 2 * max(share, SHRINK_SECONDS)))
+    summary.seconds = time.monotonic() - start
+    return summary
+
+
+def search(harness: Harness, summary: Summary, samples: dict[Identity, Sample], say: Say, start: float) -> None:
+    """Runs one program after the other until it is time to shrink."""
+    plan = summary.plan
     while True:
         used = (time.monotonic() - start) / plan.seconds
         if used >= 1 - min(1 / 3, SHRINK_SECONDS * len(samples) / plan.seconds):
-            break
-        if say and summary.programs % 16 == 0:
+            return
+        if summary.programs % 16 == 0:
             say(used, f"{summary.steps} steps, {len(samples)} findings")
         program = harness.generate(random.Random(f"{plan.seed}/{summary.programs}"), plan.profile, plan.shapes)
         summary.programs += 1
@@ -117,15 +137,6 @@ def fuzz(harness: Harness, plan: Plan, say: Say | None = None) -> Summary:
         summary.steps += outcome.steps
         summary.actions += outcome.actions
         collect(samples, program, outcome, harness.shape_of(program.config.geometry).origin)
-    summary.searched = time.monotonic() - start
-    shrinker = Shrinker(harness)
-    order = sorted(samples.values(), key=lambda s: (SEVERITIES.index(s.finding.severity), s.finding.identity))
-    for index, sample in enumerate(order, start=1):
-        if say:
-            say(min(0.99, (time.monotonic() - start) / plan.seconds), f"shrinking finding {index} of {len(order)}")
-        summary.violations.append(shrinker.violation(sample))
-    summary.seconds = time.monotonic() - start
-    return summary
 
 
 def serve(harness: Harness, program: Program) -> tuple[Program, Outcome] | str:
@@ -174,12 +185,17 @@ class Shrinker:
                 self.shown[program] = frozenset()
         return self.shown[program]
 
-    def violation(self, sample: Sample) -> Violation:
+    def violation(self, sample: Sample, deadline: float) -> Violation:
         identity = sample.finding.identity
         program = min((small for small in self.small if identity in self.findings(small)), key=measure, default=sample.program)
         again = identity in self.findings(program)
         if again:
-            program = shrink(program, lambda smaller: identity in self.findings(smaller), SHRINK_RUNS)
+
+            def shows(smaller: Program) -> bool:
+                return time.monotonic() < deadline and identity in self.findings(smaller)
+
+            early = program.with_operations(program.operations[: sample.finding.operation + 1])
+            program = shrink(early if shows(early) else program, shows, SHRINK_RUNS)
             self.small.append(program)
         outcome = self.harness.run(program)
         finding = outcome.findings.get(identity, sample.finding)

@@ -15,14 +15,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvproof.audit.connector import Connector
 from kvproof.audit.target import Hash, Observation, Op, OpKind, Result
 from kvproof.spec import actions
 from kvproof.spec.actions import ACTIONS
 from kvproof.spec.checks import GUARDS, Fault, Severity
-from kvproof.spec.device import next_token
+from kvproof.spec.device import drafted, next_token
 from kvproof.spec.geometry import NULL_BLOCK, Group, Kind
 from kvproof.spec.lineage import UNKNOWN, Forest, Key, Lineage, Path, StateAt, written
-from kvproof.spec.records import Config, Request, Step
+from kvproof.spec.records import Config, Request, Row, Step
 from kvproof.spec.state import Block, Holder, Owner, State
 
 # What an action means to somebody who reads a report, with its parameters.
@@ -55,6 +56,8 @@ STORIES = {
     "complete": "the oldest step in flight completes",
 }
 
+LOADS = (OpKind.BEGIN_LOAD, OpKind.END_LOAD, OpKind.SPOIL, OpKind.HAND_OVER, OpKind.END_SAVE)
+
 Hashes = Callable[[str, int], Sequence[Hash]]
 
 
@@ -69,7 +72,6 @@ class Life:
     holders: list[list[Holder | None]]
     named: int = 0  # how many of its unit prefixes have a known hash
     staged: list[tuple[Holder, Block]] = field(default_factory=list)
-    published: list[tuple[Block, Key]] = field(default_factory=list)
 
     def text(self, length: int) -> Lineage:
         """The first `length` tokens; what it will say is known in advance."""
@@ -102,7 +104,10 @@ class Monitor:
         self.pins: list[tuple[Holder, Block]] = []  # copy endpoints of the step being staged
         self.deferred: dict[Block, list[Holder]] = {}
         self.overdue: set[Holder] = set()
-        self.zeroes: frozenset[Block] = frozenset()
+        self.zeroes: dict[Block, Op] = {}  # blocks that the staged step zeroes, each with the last operation that takes it
+        self.op: Op | None = None  # the one under way
+        self.drafts: dict[str, Row] = {}  # rows of the staged step that have drafts
+        self.connector = Connector(self)
         self.changed: set[tuple[int, Hash]] = set()  # index entries that changed since the events were compared
         self.faults: list[Fault] = []
 
@@ -126,7 +131,10 @@ class Monitor:
 
     def scheduled(self, ops: Iterable[Op], step: Step, hashes: Hashes) -> list[Fault]:
         """What the engine did to stage a step, and the step that went out (unless it is empty)."""
-        self.zeroes = frozenset(step.zeroes)
+        ops = list(ops)
+        zeroes = set(step.zeroes)
+        self.zeroes = {block: op for op in ops for block in op.taken if block in zeroes} if zeroes else {}
+        self.drafts = {row.request: row for row in step.rows if row.drafts}
         staged: list[tuple[int, int]] = []
         for op in ops:
             self.operate(op, step, hashes)
@@ -142,6 +150,11 @@ class Monitor:
         """The oldest step in flight is done, what the engine did on its completion, and which requests ended with it."""
         if step.rows or step.copies:
             self.take(actions.complete)
+        self.connector.failing = {load.request: load for load in step.loads if load.request in result.failed}
+        for row in step.rows:
+            life = self.lives.get(row.request) if row.drafts else None
+            if life is not None:
+                self.connector.rejected(life, row)
         for op in ops:
             self.operate(op, None, hashes)
         for request in result.finished:
@@ -157,7 +170,7 @@ class Monitor:
     def end(self, request: str) -> None:
         """A request is over: whatever it still holds is an orphan."""
         life = self.lives.pop(request, None)
-        if life is None:
+        if life is None or self.connector.outlive(life):
             return
         self.take(actions.finish, life.owner)
         if self.state.alive[life.owner] is False and any(any(table) for table in life.tables):
@@ -167,14 +180,19 @@ class Monitor:
     # ------------------------------------------------------------------------------------------------- one operation
 
     def operate(self, op: Op, step: Step | None, hashes: Hashes) -> None:
+        self.op = op
         if op.kind is OpKind.ALLOCATE:
             self.allocate(op, step)
         elif op.kind is OpKind.FREE:
-            self.free(op, step)
+            self.free(op, step, hashes)
         elif op.kind is OpKind.COPIES_OUT:
             self.copies_out(op)
         elif op.kind is OpKind.DRAIN:
             self.drain(op)
+        elif op.kind in LOADS:
+            if op.kind is OpKind.SPOIL and op.keys:
+                self.index(op, hashes)
+            self.connector.operate(op)
         if op.keys:
             self.index(op, hashes)
         elif op.kind is OpKind.RESET:
@@ -196,6 +214,8 @@ class Monitor:
         tables = op.tables.get(life.request.id)
         if tables is not None:
             self.seat(life, op, tables)
+        if step is not None and step.loads:
+            self.connector.within(life, step)
         if not op.failed and op.stop > op.start:
             self.stage(life, op, step)
 
@@ -270,7 +290,7 @@ class Monitor:
         for key in self.state.keyed.at(block):
             self.touch_key(key)
         self.take(actions.acquire, holder, block, owner)
-        if block in self.zeroes and self.state.zeroed[block] is False:
+        if self.zeroes and self.zeroes.get(block) is self.op:
             self.take(actions.stage_zero, block)
 
     def redirect(self, life: Life, group: Group, slot: int, source: Block, target: Block) -> None:
@@ -327,12 +347,13 @@ class Monitor:
                 if holder is not None:
                     life.staged.append((holder, table[slot]))
                     self.take(actions.stage_read, holder, table[slot])
+        row = self.drafts.get(life.request.id) if self.drafts else None
         for slot in range(first, min((stop - 1) // size + 1, len(table))):
             holder, block = holders[slot], table[slot]
             if holder is None:
                 continue
             here, until = max(start, slot * size), min(stop, (slot + 1) * size)
-            text = life.text(until)
+            text = life.text(until) if row is None else drafted(life.text(stop - row.drafts), row.drafts)[1].prefix(until)
             content = written(state.after[block], group, here, until, text)
             self.write(life, holder, block, content, text.key(group))
 
@@ -370,7 +391,6 @@ class Monitor:
         for life in self.lives.values():
             if life.staged:
                 life.staged.clear()
-                life.published.clear()
         endings, self.endings = self.endings, []
         self.credit.clear()
         for holder, block in endings:
@@ -378,47 +398,47 @@ class Monitor:
 
     # --------------------------------------------------------------------------------------------------- how holders end
 
-    def leave(self, holder: Holder | None, block: Block) -> None:
-        if holder is not None:
+    def leave(self, holder: Holder | None, block: Block, until: int | None = None) -> None:
+        """A holder ends: at once, or behind the fence of a step."""
+        if holder is None:
+            return
+        if until is None:
             self.take(actions.release, holder, block)
+            return
+        self.take(actions.defer, holder, block, until)
+        self.deferred.setdefault(block, []).append(holder)
 
-    def free(self, op: Op, step: Step | None) -> None:
-        """A request leaves its table: finished, aborted or preempted; at once, or behind a fence."""
+    def free(self, op: Op, step: Step | None, hashes: Hashes) -> None:
+        """A request leaves its table: finished, aborted or preempted."""
         life = self.lives.get(op.request or "")
         if life is None:
             return
         if life.staged:
-            self.cancel(life, op)
-        fences = {block: until for until, blocks in op.deferred for block in blocks}
-        for group in self.groups:
-            for holder, block in zip(life.holders[group.index], life.tables[group.index], strict=True):
-                if holder is None:
-                    continue
-                if block in fences:
-                    self.take(actions.defer, holder, block, fences[block])
-                    self.deferred.setdefault(block, []).append(holder)
-                else:
-                    self.leave(holder, block)
-            life.holders[group.index] = []
-            life.tables[group.index] = []
-        if step is not None and op.request in step.preempted and op.deferred and op.free_blocks is not None:
+            self.index(op, hashes)
+            self.cancel(life)
+        self.leave_table(life, op)
+        if step is not None and op.request in step.preempted and op.deferred:
             self.fault(
                 "preemption-frees",
                 f"request {op.request} is preempted and its blocks go behind a fence: nothing is free now",
                 "blocks behind a fence",
             )
 
-    def cancel(self, life: Life, op: Op) -> None:
-        """Preempted in the step that it was scheduled in: its keys on credit go, then its reads and writes."""
-        remaining = dict(op.keys)
-        for block, key in life.published:
-            if block in remaining and not remaining[block]:
-                self.retract(block, key)
+    def cancel(self, life: Life) -> None:
+        """Preempted in the step that it was scheduled in: its reads and writes are withdrawn."""
         for holder, block in dict.fromkeys(life.staged):
             if self.state.holds[holder, block]:
                 self.take(actions.cancel, holder, block)
         life.staged.clear()
-        life.published.clear()
+
+    def leave_table(self, life: Life, op: Op) -> None:
+        """Every slot lets its block go, behind a fence where the operation says so."""
+        fences = {block: until for until, blocks in op.deferred for block in blocks}
+        for group in self.groups:
+            for holder, block in zip(life.holders[group.index], life.tables[group.index], strict=True):
+                self.leave(holder, block, fences.get(block))
+            life.holders[group.index] = []
+            life.tables[group.index] = []
 
     def copies_out(self, op: Op) -> None:
         """The copies' holds on their endpoints end, at once (as of the issue of the step) or behind a fence."""
@@ -518,9 +538,6 @@ class Monitor:
         for old in self.state.keyed.at(block):
             self.touch_key(old)
         self.take(act, block, key)
-        life = self.lives.get(op.request or "")
-        if life is not None and life.staged:
-            life.published.append((block, key))
 
     def retract(self, block: Block, key: Key) -> None:
         self.touch_key(key)

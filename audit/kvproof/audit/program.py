@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from kvproof.spec.geometry import Kind
-from kvproof.spec.records import Config
+from kvproof.spec.records import Config, Extras
 
 Run = tuple[int, int]  # start, stop: consecutive token ids, stop not included
 
@@ -24,6 +24,8 @@ class Add(Operation, frozen=True, tag="add"):
     """A request arrives.
 
     prompt: token ids as runs. after: the prompt starts with all that this earlier request said, its prompt and answer.
+    outside, ordered, save, drafts: see `kvproof.spec.records.Extras`; engines without a connector and a drafter get a plain
+    request. fails: a load that is part of a step turns out to have failed.
     """
 
     id: str
@@ -32,6 +34,15 @@ class Add(Operation, frozen=True, tag="add"):
     priority: int = 0
     salt: str | None = None
     after: str | None = None
+    outside: int = 0
+    ordered: bool = False
+    save: bool = False
+    drafts: int = 0
+    fails: bool = False
+
+    @property
+    def extras(self) -> Extras:
+        return Extras(self.outside, self.ordered, self.save, self.drafts)
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -56,6 +67,17 @@ class ResetCache(Operation, frozen=True, tag="reset_cache"):
     """The prefix cache is emptied, as after a change of weights."""
 
 
+class EndLoad(Operation, frozen=True, tag="end_load"):
+    """An outside load beside the steps is over; `ok` says whether it brought what it should."""
+
+    id: str
+    ok: bool = True
+
+
+class EndSave(Operation, frozen=True, tag="end_save"):
+    """The oldest job that saves blocks of a finished request is done."""
+
+
 class Take(Operation, frozen=True, tag="take"):
     """Pool alone: one block leaves the free queue for a new holder."""
 
@@ -78,7 +100,7 @@ class Free(Operation, frozen=True, tag="free"):
     block: int
 
 
-AnyOperation = Add | Abort | Schedule | Complete | ResetCache | Take | Key | Hit | Free
+AnyOperation = Add | Abort | Schedule | Complete | ResetCache | EndLoad | EndSave | Take | Key | Hit | Free
 
 
 class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -14,8 +14,23 @@ from xml.etree import ElementTree
 import msgspec
 
 from kvproof.audit.fuzz import Summary, Violation
-from kvproof.audit.program import Abort, Add, AnyOperation, Complete, Free, Hit, Key, Program, ResetCache, Schedule, Take
+from kvproof.audit.program import (
+    Abort,
+    Add,
+    AnyOperation,
+    Complete,
+    EndLoad,
+    EndSave,
+    Free,
+    Hit,
+    Key,
+    Program,
+    ResetCache,
+    Schedule,
+    Take,
+)
 from kvproof.audit.session import Identity
+from kvproof.audit.shrink import options
 from kvproof.audit.standalone import operations_text
 from kvproof.audit.steptable import LEGEND, around, render
 from kvproof.spec.checks import CHECKS, Severity
@@ -52,10 +67,23 @@ class Closing(msgspec.Struct, frozen=True):
 # ------------------------------------------------------------------------------------------------------------ in words
 
 
+WORDS = {
+    Schedule: "a step",
+    Complete: "the oldest step completes",
+    ResetCache: "the cache is reset",
+    EndSave: "a save ends",
+    Take: "a block is taken",
+    Key: "registered",
+    Hit: "hit",
+    Free: "given back",
+}
+
+
 def setting(config: Config) -> str:
     """A configuration in one line."""
     geometry = config.geometry
-    sizes = "/".join(str(group.block_size) for group in geometry.groups)
+    equal = [(size, len(list(same))) for size, same in groupby(group.block_size for group in geometry.groups)]
+    sizes = "/".join(str(size) if times == 1 else f"{size} x{times}" for size, times in equal)
     retention = "dense" if geometry.retention is None else str(geometry.retention)
     options = [config.policy.value] + ["fences"] * config.fences + ["junctions"] * config.junctions
     return (
@@ -71,23 +99,17 @@ def said(operation: AnyOperation) -> str:
         case Add():
             shape = "+".join(f"[{start}..{stop})" for start, stop in operation.prompt)
             first = f"all that {operation.after} said, then " if operation.after else ""
-            return f"{operation.id} arrives with {first}{len(operation.tokens)} tokens {shape}, answers {operation.max_tokens}"
+            more = "".join(f", {name} {getattr(operation, name)}" for name in options(operation))
+            tokens = f"{len(operation.tokens)} tokens {shape}"
+            return f"{operation.id} arrives with {first}{tokens}, answers {operation.max_tokens}{more}"
         case Abort(id):
             return f"{id} is aborted"
-        case Schedule():
-            return "a step"
-        case Complete():
-            return "the oldest step completes"
-        case ResetCache():
-            return "the cache is reset"
-        case Take():
-            return "a block is taken"
-        case Key(block):
-            return f"block {block} is registered"
-        case Hit(block):
-            return f"block {block} is hit"
-        case Free(block):
-            return f"block {block} is given back"
+        case EndLoad(id, ok):
+            return f"the load for {id} {'ends' if ok else 'fails'}"
+        case Key(block) | Hit(block) | Free(block):
+            return f"block {block} is {WORDS[type(operation)]}"
+        case _:
+            return WORDS[type(operation)]
 
 
 def story(program: Program, step: int, what: str) -> str:

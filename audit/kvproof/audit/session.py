@@ -7,15 +7,16 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import cast
 
 from kvproof.audit.monitor import Monitor
-from kvproof.audit.program import Abort, Add, AnyOperation, Complete, Program, ResetCache, Schedule
-from kvproof.audit.target import Op, Target, TargetCrashed
+from kvproof.audit.program import Abort, Add, AnyOperation, Complete, EndLoad, EndSave, Program, ResetCache, Schedule
+from kvproof.audit.target import ConnectorTarget, Op, Result, Target, TargetCrashed
 from kvproof.spec.checks import CHECKS, Fault, Severity
 from kvproof.spec.device import Device
 from kvproof.spec.events import Residency
 from kvproof.spec.lineage import Forest
-from kvproof.spec.records import Config, Request, Step
+from kvproof.spec.records import Config, Extras, Load, Request, Step
 
 OBSERVE_EVERY = 16  # steps between two full comparisons of the pool
 STANDING_STEPS = 100  # steps in a row in which no request gets further than it ever was
@@ -95,6 +96,9 @@ class Session:
         self.device = Device(config.geometry, forest)
         self.residency = Residency()
         self.monitor = Monitor(config, forest) if target.observe() is not None else None
+        self.connector = cast(ConnectorTarget, target) if hasattr(target, "add_with") else None
+        self.loading: dict[str, Load] = {}  # loads beside the steps
+        self.fails: dict[str, bool] = {}  # whether the load of a request's first step turns out to have failed
         self.in_flight: deque[Step] = deque()
         self.alive: set[str] = set()
         self.said: dict[str, list[int]] = {}
@@ -129,6 +133,10 @@ class Session:
             case ResetCache():
                 self.since.append("reset" if self.target.reset_cache() else "reset refused")
                 self.between()
+            case EndLoad(id, ok):
+                self.end_load(id, ok)
+            case EndSave():
+                self.end_save()
             case _:
                 pass  # of a pool alone
 
@@ -143,12 +151,17 @@ class Session:
         self.device.admit(request)
         if self.monitor:
             self.faults(self.monitor.admit(request))
-        self.target.add(request)
+        if self.connector and add.extras != Extras():
+            self.connector.add_with(request, add.extras)
+            self.fails[request.id] = add.fails
+        else:
+            self.target.add(request)
         self.between()
 
     def request_of(self, add: Add) -> Request | None:
         """The request, or None where it may not be sent now: its id is in use, it is empty or longer than the model."""
-        in_use = add.id in self.alive or any(row.request == add.id for step in self.in_flight for row in step.rows)
+        flying = any(row.request == add.id for step in self.in_flight for row in step.rows)
+        in_use = flying or add.id in self.alive or add.id in self.loading
         prompt = (*self.said.get(add.after or "", ()), *add.tokens)
         if in_use or not prompt or len(prompt) + add.max_tokens > self.config.max_model_len or add.max_tokens < 1:
             return None
@@ -162,6 +175,7 @@ class Session:
         self.outcome.lines.append(line)
         self.since = []
         ops = self.journal()
+        self.begin_loads()
         self.faults(self.device.run(step))
         self.faults(self.tables_differ(step))
         if self.monitor:
@@ -190,7 +204,7 @@ class Session:
         step = self.in_flight.popleft()
         tokens = self.device.sampled(step)
         self.since.append(f"={step.number}")
-        result = self.target.complete(step, tokens)
+        result = self.result(step, tokens)
         self.device.complete(step.number)
         self.hear(result.accepted)
         self.alive.difference_update(result.finished)
@@ -204,10 +218,48 @@ class Session:
             if request in self.alive:
                 self.said[request].extend(tokens)
 
+    def result(self, step: Step, tokens: dict[str, int | list[int]]) -> Result:
+        if self.connector is None:
+            return self.target.complete(step, {request: token for request, token in tokens.items() if isinstance(token, int)})
+        failed = [load.request for load in step.loads if self.fails.get(load.request)]
+        for request in failed:
+            self.device.spoil(step.number, request)
+        result = self.connector.complete_with(step, tokens, failed)
+        result.failed = failed
+        return result
+
+    # ------------------------------------------------------------------------------------------------------- connector
+
+    def begin_loads(self) -> None:
+        for load in self.connector.loads() if self.connector else ():
+            self.since.append(f"load {load.request}")
+            self.loading[load.request] = load
+            self.faults(self.device.outside_write(block for blocks in load.blocks for block in blocks))
+
+    def end_load(self, request: str, ok: bool) -> None:
+        load = self.loading.pop(request, None)
+        if load is None or self.connector is None:
+            return
+        self.since.append(f"loaded {request}" if ok else f"load of {request} failed")
+        for block, content in self.device.loaded(load) if ok and request in self.alive else ():
+            self.faults(self.device.outside_write([block], content))
+        self.connector.end_load(request, ok)
+        self.between()
+
+    def end_save(self) -> None:
+        jobs = self.connector.saves() if self.connector else []
+        if self.connector and jobs:
+            self.since.append(f"saved {jobs[0]}")
+            self.connector.end_save(jobs[0])
+            self.between()
+
     def drain(self) -> bool:
         """Runs until nobody waits or runs and the worker was told of every end. False where that does not happen."""
         idle = 0
         while self.target.busy() and idle < IDLE_STEPS and self.standing < STANDING_STEPS:
+            for request in tuple(self.loading):
+                self.end_load(request, True)
+            self.end_save()
             step = self.schedule()
             idle = 0 if step.rows or self.in_flight else idle + 1
             if not step.rows:
@@ -217,6 +269,10 @@ class Session:
             return False
         while self.in_flight:
             self.complete()
+        for request in tuple(self.loading):
+            self.end_load(request, True)
+        while self.connector and self.connector.saves():
+            self.end_save()
         self.schedule()
         while self.in_flight:
             self.complete()

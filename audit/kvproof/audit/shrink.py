@@ -14,6 +14,8 @@ from msgspec.structs import replace as altered
 from kvproof.audit.program import Add, Program, Run, impossible
 from kvproof.spec.records import Config, Policy
 
+PLAIN = {"salt": None, "priority": 0, "outside": 0, "ordered": False, "save": False, "drafts": 0, "fails": False}
+
 Fails = Callable[[Program], bool]
 
 
@@ -76,12 +78,17 @@ def measure(program: Program) -> tuple[int, ...]:
     config, adds = program.config, program.adds
     return (
         len(program.operations),
-        sum(lengths(adds)) + sum(add.max_tokens for add in adds),
-        sum(len(add.prompt) + (add.after is not None) + (add.salt is not None) + bool(add.priority) for add in adds),
+        sum(lengths(adds)) + sum(add.max_tokens + add.outside + add.drafts for add in adds),
+        sum(len(add.prompt) + 9 * (add.after is not None) + len(options(add)) for add in adds),
         config.depth + config.fences + config.junctions + (config.policy is not Policy.FCFS),
         config.max_batched_tokens + config.max_model_len + config.geometry.num_blocks,
         sum(start for add in adds for start, _ in add.prompt),
     )
+
+
+def options(add: Add) -> list[str]:
+    """Names of the optional fields that a request makes use of, `after` left out."""
+    return [name for name, plain in PLAIN.items() if getattr(add, name) != plain]
 
 
 def lengths(adds: list[Add]) -> Iterator[int]:
@@ -113,19 +120,20 @@ def plainer_requests(add: Add, before: tuple[Run, ...]) -> Iterator[Add]:
     if add.after is not None:
         yield altered(add, after=None)
         yield altered(add, after=None, prompt=before + add.prompt)
-    if add.salt is not None:
-        yield altered(add, salt=None)
-    if add.priority:
-        yield altered(add, priority=0)
-    for max_tokens in smaller_numbers(add.max_tokens, 1):
-        yield altered(add, max_tokens=max_tokens)
+    for name in options(add):
+        yield altered(add, **{name: PLAIN[name]})
+    for name, least in (("max_tokens", 1), ("outside", 1), ("drafts", 1)):
+        for number in smaller_numbers(getattr(add, name), least):
+            yield altered(add, **{name: number})
     for prompt in shorter_prompts(add.prompt):
         if prompt or add.after:
             yield altered(add, prompt=prompt)
 
 
 def shorter_prompts(prompt: tuple[Run, ...]) -> Iterator[tuple[Run, ...]]:
-    """Without a run; with a run cut short."""
+    """As one run; without a run; with a run cut short."""
+    if len(prompt) > 1:
+        yield ((prompt[0][0], prompt[0][0] + sum(stop - start for start, stop in prompt)),)
     for index, (start, stop) in enumerate(prompt):
         before, after = prompt[:index], prompt[index + 1 :]
         yield before + after

@@ -10,7 +10,20 @@ from itertools import groupby
 from pathlib import Path
 
 from kvproof.audit.case import Case
-from kvproof.audit.program import Abort, Add, AnyOperation, Complete, Free, Hit, Key, ResetCache, Schedule, Take
+from kvproof.audit.program import (
+    Abort,
+    Add,
+    AnyOperation,
+    Complete,
+    EndLoad,
+    EndSave,
+    Free,
+    Hit,
+    Key,
+    ResetCache,
+    Schedule,
+    Take,
+)
 from kvproof.spec.geometry import Kind
 from kvproof.spec.records import Config
 
@@ -26,6 +39,15 @@ ENDINGS = {
     "refs-are-holders": "assert all(block.ref_cnt == 0 for block in engine.pool.blocks[1:]), 'still held'",
     "free-queue": "assert engine.pool.get_num_free_blocks() == len(engine.pool.blocks) - 1, 'blocks missing'",
     "no-orphan": "assert engine.pool.get_num_free_blocks() == len(engine.pool.blocks) - 1, 'blocks missing'",
+}
+
+CALLS = {
+    Schedule: "step()",
+    Complete: "complete()",
+    ResetCache: "reset()",
+    Take: "take()",
+    EndLoad: "end_load()",
+    EndSave: "end_save()",
 }
 
 
@@ -61,8 +83,8 @@ def operations_text(case: Case) -> list[str]:
 def calls(case: Case) -> list[str]:
     """One line per operation, equal ones in a row as a loop."""
     lines: list[str] = []
-    for operation, repeats in groupby(case.operations):
-        times, call = len(list(repeats)), call_of(operation)
+    for call, repeats in groupby(map(call_of, case.operations)):
+        times = len(list(repeats))
         lines += [f"for _ in range({times}):", f"    engine.{call}"] if times > 1 else [f"engine.{call}"]
     return lines
 
@@ -87,6 +109,7 @@ def engine_arguments(config: Config) -> str:
 
 
 def call_of(operation: AnyOperation) -> str:
+    """A call of the prelude. Operations of a connector have none: no target of vLLM has a connector."""
     match operation:
         case Add():
             prompt = "".join(f", range({start}, {stop})" for start, stop in operation.prompt)
@@ -95,24 +118,19 @@ def call_of(operation: AnyOperation) -> str:
             return f"add({operation.id!r}{prompt}, max_tokens={operation.max_tokens}{extra})"
         case Abort(id):
             return f"abort({id!r})"
-        case Schedule():
-            return "step()"
-        case Complete():
-            return "complete()"
-        case ResetCache():
-            return "reset()"
-        case Take():
-            return "take()"
         case Key(block) | Hit(block) | Free(block):
             return f"{type(operation).__name__.lower()}({block})"
+        case _:
+            return CALLS[type(operation)]
 
 
 def on_kvproof(case: Case) -> list[str]:
     """The case on kvproof's own API, for targets that have no other."""
     identity = case.finding.identity
+    names = {type(operation).__name__ for operation in case.operations}
     return [
         "from kvproof.audit.engines import make_harness",
-        "from kvproof.audit.program import Abort, Add, Complete, Program, ResetCache, Schedule",
+        f"from kvproof.audit.program import {', '.join(sorted({'Program', *names}))}",
         "from kvproof.spec.geometry import Geometry",
         "from kvproof.spec.records import Config, Policy",
         "",

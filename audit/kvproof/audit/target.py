@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from kvproof.spec.errors import KvproofError
-from kvproof.spec.records import Config, Event, Request, Step
+from kvproof.spec.records import Config, Event, Extras, Load, Request, Step
 
 
 class TargetUnavailable(KvproofError):
@@ -35,6 +35,11 @@ class OpKind(StrEnum):
     COPIES_OUT = "copies_out"  # the endpoints of this step's copies lose the hold that the copies had on them
     DRAIN = "drain"  # deferred frees whose fence was reached return to the pool
     RESET = "reset"  # the prefix cache was emptied
+    BEGIN_LOAD = "begin_load"  # an outside load of tokens [start, stop) begins, beside the steps; slots as in ALLOCATE
+    END_LOAD = "end_load"  # it ended: the request keeps its table where it brought the tokens, else it gave its blocks back
+    SPOIL = "spoil"  # a load that was part of a step failed: a request computes anew from token `start` on
+    HAND_OVER = "hand_over"  # a finished request's blocks pass to a job that saves them
+    END_SAVE = "end_save"  # that job is done
     OTHER = "other"
 
 
@@ -99,10 +104,35 @@ class Observation:
 
 @dataclass(slots=True)
 class Result:
-    """What `complete` reports: requests that ended with this step, and the tokens accepted for each row that samples."""
+    """What `complete` reports: requests that ended with this step, and the tokens accepted for each row that samples.
+
+    failed: filled in by the harness: requests whose load in this step had failed.
+    """
 
     finished: list[str] = field(default_factory=list)
     accepted: dict[str, list[int]] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+
+
+class ConnectorTarget(Protocol):
+    """What a target adds that has a connector and a drafter."""
+
+    def add_with(self, request: Request, extras: Extras) -> None:
+        """Like `add`. Raises `GeometryError` where the extras do not fit the configuration."""
+
+    def loads(self) -> list[Load]:
+        """Loads beside the steps that began since the last call. Those inside a step are listed in it."""
+
+    def end_load(self, request_id: str, succeeded: bool) -> None:
+        """A load beside the steps is over."""
+
+    def saves(self) -> list[int]:
+        """Jobs that save blocks of finished requests, oldest first."""
+
+    def end_save(self, job: int) -> None: ...
+
+    def complete_with(self, step: Step, tokens: Mapping[str, int | list[int]], failed: list[str]) -> Result:
+        """Like `complete`; several tokens where drafts were accepted. failed: requests whose load in this step failed."""
 
 
 class Target(Protocol):

@@ -63,6 +63,7 @@ SHAPES = {
         Shape("8/8", Yield.TWIN, Geometry.of(8, (8, 8), unit=2), 4),
         Shape("544/544", Yield.YIELDED, Geometry.of(544, (544,) * 3, unit=16), 1),  # Qwen3-Next
         Shape("400/400", Yield.YIELDED, Geometry.of(400, (400,) * 9, unit=16), 1),  # Granite 4.0 Tiny, no checkpoints
+        Shape("16", Yield.YIELDED, Geometry.of(16, unit=16), 1),  # no hybrid: most models
         Shape("4/16", Yield.LEGAL, Geometry.of(4, (16,), unit=2), 3),
         Shape("128/512", Yield.LEGAL, Geometry.of(128, (512,), unit=16), 1),
     )

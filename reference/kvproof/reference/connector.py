@@ -8,8 +8,7 @@ step that it was in is known to have failed when it completes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvproof.reference.journal import Entry
@@ -17,22 +16,20 @@ from kvproof.reference.lookup import Hit
 from kvproof.reference.sequence import Sequence, Status
 from kvproof.spec.errors import KvproofError
 from kvproof.spec.geometry import Kind
+from kvproof.spec.records import Load
 
 if TYPE_CHECKING:
     from kvproof.reference.scheduler import Scheduler
 
 
-@dataclass(slots=True)
-class Load:
-    """An outside write of tokens [start, stop) of a request. blocks: per group, what it fills. void: its bytes belong to a
-    cache that was reset, and will not be used."""
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """A load in the making or under way: its record, the part of the local hit that it builds on, and its request.
+    void: its bytes belong to a cache that was reset, and will not be used."""
 
-    sequence: Sequence
-    start: int
-    stop: int
-    ordered: bool
+    load: Load
     local: Hit
-    blocks: list[list[int]]
+    sequence: Sequence
     void: bool = False
 
 
@@ -46,21 +43,22 @@ class Save:
 
 
 class Connector:
-    """Loads and saves of one scheduler. started: loads since the last `take_started`, for who carries them out."""
+    """Loads and saves of one scheduler. loading: those beside the steps, by request. begun: of these, the ones since the last
+    `take_begun`, for who carries them out."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self.loads: dict[str, Load] = {}
+        self.loading: dict[str, Transfer] = {}
+        self.begun: list[Load] = []
         self.saves: dict[int, Save] = {}
-        self.started: list[Load] = []
         self.jobs = 0
 
     # ------------------------------------------------------------------------------------------------------- loads
 
-    def offer(self, sequence: Sequence, hit: Hit) -> Load | None:
+    def offer(self, sequence: Sequence, hit: Hit) -> Transfer | None:
         """The load that beats a local hit, if the outside has more. Of the hit it leaves the full append-only blocks."""
         lookup = self.scheduler.lookup
-        stop = min(sequence.extras.outside, sequence.known - 1)
+        stop = min(sequence.outside, sequence.known - 1)
         stop -= stop % lookup.grain
         if stop <= hit.length:
             return None
@@ -70,78 +68,74 @@ class Connector:
             table[: start // size] if group.kind is Kind.APPEND_ONLY else []
             for group, table in zip(lookup.groups, hit.tables, strict=True)
         ]
-        local = Hit(start, hit.junction, tables, True)
-        return Load(sequence, start, stop, sequence.extras.ordered, local, [])
+        load = Load(sequence.id, start, stop, sequence.extras.ordered, [])
+        return Transfer(load, Hit(start, hit.junction, tables, True), sequence)
 
-    def begin(self, load: Load) -> bool:
-        """Start a load that is not ordered with the steps, if the pool has room. The request waits for it."""
-        scheduler, sequence = self.scheduler, load.sequence
-        demand = scheduler.coordinator.demand(sequence, load.stop, load.stop, load.local, 0, loaded=load.stop)
+    def begin(self, transfer: Transfer) -> bool:
+        """Start a load beside the steps, if the pool has room. The request waits for it."""
+        scheduler, sequence, load = self.scheduler, transfer.sequence, transfer.load
+        demand = scheduler.coordinator.demand(sequence, load.stop, load.stop, transfer.local, 0, load.stop)
         if demand > scheduler.pool.free:
-            scheduler.note_failed(sequence, load.start, load.stop, load.start, demand)
+            scheduler.note_failed(sequence, load.start, load.stop, load.start, demand, "begin_load")
             return False
-        held = scheduler.coordinator.admit(sequence, load.local, None)
-        self.seat(load)
+        held = scheduler.coordinator.admit(sequence, transfer.local, None)
+        load.blocks = scheduler.coordinator.seat_load(sequence, load.stop)
         sequence.status = Status.LOADING
-        self.loads[sequence.id] = load
+        self.loading[sequence.id] = transfer
+        self.begun.append(load)
         entry = Entry("begin_load", sequence.id, load.start, load.stop, load.start, demand=demand, hits=held)
         scheduler.note_table(entry, sequence)
         return True
 
-    def seat(self, load: Load) -> None:
-        """Take the blocks that a load fills."""
-        load.blocks = self.scheduler.coordinator.seat_load(load.sequence, load.stop)
-        self.started.append(load)
-
     def end(self, request_id: str, succeeded: bool) -> None:
-        """An unordered load is over. Its request runs on, or computes the tokens itself. Raises KvproofError for others."""
-        scheduler, load = self.scheduler, self.loads.pop(request_id, None)
-        if load is None:
-            raise KvproofError(f"no load runs for {request_id}: name a request that `loads` lists")
-        sequence = load.sequence
+        """A load beside the steps is over: its request runs on, or computes the tokens itself. Raises KvproofError where
+        none runs for this request."""
+        scheduler, transfer = self.scheduler, self.loading.pop(request_id, None)
+        if transfer is None:
+            raise KvproofError(f"no load runs for {request_id}: name a request that `loads` listed")
+        sequence, load = transfer.sequence, transfer.load
         if sequence.status is Status.DEAD:
-            scheduler.release(sequence, kind="end_load")
-            return
-        if load.void or not succeeded:
-            self.give_up(sequence)
-            scheduler.requeue(sequence, kind="end_load")
-            return
-        sequence.status = Status.RUNNING
-        scheduler.running.append(sequence)
-        scheduler.coordinator.register_rows(sequence, load.start, load.stop, None)
-        scheduler.coordinator.register_states(sequence, load.stop, None)
-        scheduler.note_table(Entry("end_load", request_id, load.start, load.stop), sequence)
+            scheduler.release(sequence, "end_load")
+        elif transfer.void or not succeeded:
+            sequence.outside = 0
+            scheduler.requeue(sequence, "end_load")
+        else:
+            sequence.status = Status.RUNNING
+            scheduler.running.append(sequence)
+            scheduler.coordinator.register_rows(sequence, load.start, load.stop, None)
+            scheduler.coordinator.register_states(sequence, load.stop, None)
+            scheduler.note_table(Entry("end_load", request_id, load.start, load.stop), sequence)
 
-    def take_started(self) -> list[Load]:
-        started, self.started = self.started, []
-        return started
+    def take_begun(self) -> list[Load]:
+        begun, self.begun = self.begun, []
+        return begun
 
-    def spoil(self, load: Load) -> None:
+    def spoil(self, transfer: Transfer) -> None:
         """A load that was part of a step failed. What was read from it, and what was computed from that, is void: names
         go, and whoever holds any of it computes again; samples in flight are dropped. O(steps in flight, live tables)."""
-        scheduler, names = self.scheduler, load.sequence.path
+        scheduler, load, names = self.scheduler, transfer.load, transfer.sequence.path
         void = {block for blocks in load.blocks for block in blocks}
-        for flight in scheduler.flights_from(load):
+        for flight in scheduler.flights_from(transfer):
             void.update(copy.dst for copy in flight.copies if copy.src in void)
             for block, name in flight.credit:
-                if name.length > load.start and names[min(name.length, load.stop)] is name.prefix(min(name.length, load.stop)):
+                common = min(name.length, load.stop)
+                if common > load.start and names[common] is name.prefix(common):
                     void.add(block)
                     if name in scheduler.pool.keys[block]:
                         scheduler.pool.retract(block, name)
-        self.give_up(load.sequence)
-        victims = [s for s in scheduler.sequences.values() if s is load.sequence or not void.isdisjoint(s.blocks())]
+        scheduler.note(Entry("other", transfer.load.request))
+        transfer.sequence.outside = 0
+        victims = [s for s in scheduler.sequences.values() if s is transfer.sequence or not void.isdisjoint(s.blocks())]
         for victim in sorted(victims, key=lambda s: s.rank, reverse=True):
-            scheduler.requeue(victim, kind="spoil")
-
-    @staticmethod
-    def give_up(sequence: Sequence) -> None:
-        """The outside has nothing for this request any more."""
-        sequence.extras = replace(sequence.extras, outside=0)
+            if victim.id in self.loading:  # its blocks stay until the load into them is over
+                self.loading[victim.id].void = True
+            else:
+                scheduler.requeue(victim, "spoil")
 
     def void_all(self) -> None:
         """The cache was reset: what loads still bring belongs to the old one."""
-        for load in self.loads.values():
-            load.void = True
+        for transfer in self.loading.values():
+            transfer.void = True
 
     # ------------------------------------------------------------------------------------------------------- saves
 
@@ -161,7 +155,3 @@ class Connector:
         if save is None:
             raise KvproofError(f"no job {job} is saving: name one that `saves` lists")
         self.scheduler.give_back(save.blocks, save.last_step, Entry("end_save", save.request))
-
-    def blocks(self) -> Iterable[int]:
-        """All blocks that saves hold, one by one."""
-        return (block for save in self.saves.values() for block in save.blocks)

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Listing
 
-from kvproof.reference.connector import Load
 from kvproof.reference.faults import plant
 from kvproof.reference.journal import Entry
 from kvproof.reference.scheduler import Scheduler
-from kvproof.reference.sequence import PLAIN, Extras, Sequence
+from kvproof.reference.sequence import Sequence
 from kvproof.spec.errors import GeometryError, KvproofError
 from kvproof.spec.geometry import Geometry, Kind
 from kvproof.spec.lineage import Forest
-from kvproof.spec.records import Config, Event, Policy, Request, Step
+from kvproof.spec.records import Config, Event, Extras, Load, Policy, Request, Step
+
+PLAIN = Extras()
 
 
 class Engine:
@@ -43,14 +44,17 @@ class Engine:
 
     # ---------------------------------------------------------------------------------------------------- requests
 
-    def add(self, request: Request, extras: Extras = PLAIN) -> None:
-        """A request arrives, with what a connector or a drafter has for it. Raises GeometryError where it cannot be served:
-        it is empty, too long, asks for no token, its id is in use, or its extras do not fit the configuration."""
+    def add(self, request: Request, extras: Extras = PLAIN, *, eos: int | None = None) -> None:
+        """A request arrives, with what a connector or a drafter has for it. eos: a token that ends it early.
+
+        Raises GeometryError where it cannot be served: it is empty, too long, asks for no token, its id is in use, or its
+        extras do not fit the configuration.
+        """
         self._check(request, extras)
         self.arrivals += 1
         limit = min(len(request.prompt) + request.max_tokens, self.config.max_model_len)
         rank = (request.priority if self.config.policy is Policy.PRIORITY else 0, self.arrivals)
-        sequence = Sequence(request, self.forest.root(request.salt), self.config.geometry, limit, rank, extras)
+        sequence = Sequence(request, self.forest.root(request.salt), self.config.geometry, limit, rank, extras, eos)
         self.scheduler.sequences[request.id] = sequence
         self.scheduler.waiting.push(sequence)
 
@@ -61,7 +65,7 @@ class Engine:
                 f"{request.id}: {len(request.prompt)} prompt tokens, {request.max_tokens} to sample: both must be positive "
                 f"and the prompt shorter than max_model_len {config.max_model_len}"
             )
-        if request.id in self.scheduler.sequences or request.id in self.scheduler.connector.loads:
+        if request.id in self.scheduler.sequences or request.id in self.scheduler.connector.loading:
             raise GeometryError(f"{request.id} is in use: wait until that request has ended")
         if extras.drafts and (config.geometry.states or config.depth > 1):
             raise GeometryError(f"{request.id}: drafts need a geometry without states and depth 1: a state cannot roll back")
@@ -98,11 +102,11 @@ class Engine:
     # --------------------------------------------------------------------------------------------------- connector
 
     def loads(self) -> list[Load]:
-        """Loads that began since the last call, for who carries them out."""
-        return self.scheduler.connector.take_started()
+        """Loads beside the steps that began since the last call, for who carries them out. Others are in their step."""
+        return self.scheduler.connector.take_begun()
 
     def end_load(self, request_id: str, succeeded: bool) -> None:
-        """A load that was not part of a step is over. Raises KvproofError where none runs for this request."""
+        """A load beside the steps is over. Raises KvproofError where none runs for this request."""
         self.scheduler.connector.end(request_id, succeeded)
 
     def saves(self) -> list[int]:

@@ -12,6 +12,8 @@ Neighbours in one text share an event.
 
 from __future__ import annotations
 
+from typing import cast
+
 from kvproof.spec.lineage import Lineage, Path
 from kvproof.spec.records import Cleared, Event, Removed, Stored
 
@@ -58,4 +60,4 @@ class EventLog:
 
 def tokens_between(path: Path, start: int, stop: int) -> list[int]:
     """The tokens at positions [start, stop) of a text."""
-    return [token for n in range(start + 1, stop + 1) if isinstance(token := path[n].token, int)]
+    return cast("list[int]", [path[n].token for n in range(start + 1, stop + 1)])

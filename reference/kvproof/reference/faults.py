@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvproof.reference.events import tokens_between
 from kvproof.reference.lookup import Hit
+from kvproof.reference.preemption import Room
 from kvproof.reference.sequence import Sequence
 from kvproof.reference.staging import Share, Staging
 from kvproof.spec.errors import KvproofError
@@ -74,7 +75,7 @@ def fence_never_drained(engine: Engine) -> None:
     _replace(engine.scheduler.fences, "drain", lambda original, completed: [])
 
 
-@_fault("endpoint-held", "fine")
+@_fault("refs-are-holders", "fine")
 def release_endpoint_early(engine: Engine) -> None:
     """A copy's hold on its source ends when the copy is staged."""
 
@@ -142,25 +143,25 @@ def failed_admission_holds(engine: Engine) -> None:
     """A request that is not admitted for want of blocks keeps a reference on the first block of its hit."""
     scheduler, group = engine.scheduler, engine.config.geometry.groups[0]
 
-    def note_failed(original: Callable[..., None], sequence: Sequence, start: int, stop: int, hit: int, demand: int) -> None:
+    def note_failed(original: Callable[..., None], sequence: Sequence, start: int, stop: int, hit: int, *rest: Any) -> None:
         found = list(scheduler.pool.find(0, sequence.path[group.block_size])) if hit >= group.block_size else []
         for block in found[:1]:
             scheduler.pool.hold(block)
-        original(sequence, start, stop, hit, demand)
+        original(sequence, start, stop, hit, *rest)
         if scheduler.journal.on:
             scheduler.journal.entries[-1].hits = found[:1]
 
     _replace(scheduler, "note_failed", note_failed)
 
 
-@_fault("demand-bounds", "fine", "small")
+@_fault("demand-bounds", "fine")
 def demand_one_short(engine: Engine) -> None:
     """The estimate forgets the private copy of a hit that ends inside a block."""
 
-    def demand(original: Callable[..., int], sequence: Sequence, start: int, stop: int, hit: Hit | None, exported: int) -> int:
-        groups = engine.config.geometry.groups
+    def demand(original: Callable[..., int], *ask: Any) -> int:
+        hit, groups = ask[3], engine.config.geometry.groups
         inside = hit is not None and any(hit.length % group.block_size for group in groups)
-        return original(sequence, start, stop, hit, exported) - inside
+        return original(*ask) - inside
 
     _replace(engine.scheduler.coordinator, "demand", demand)
 
@@ -183,10 +184,10 @@ def preempt_without_gain(engine: Engine) -> None:
     """Running requests are preempted though their blocks go behind a fence."""
     scheduler = engine.scheduler
 
-    def make_room(original: Callable[..., bool], sequence: Sequence, stop: int, exported: int, staging: Staging) -> bool:
-        found = original(sequence, stop, exported, staging)
+    def make_room(original: Callable[..., Room], sequence: Sequence, stop: int, exported: int, staging: Staging) -> Room:
+        room = original(sequence, stop, exported, staging)
         demand = scheduler.coordinator.demand(sequence, sequence.computed, stop, None, exported)
-        return found and demand <= scheduler.pool.free
+        return room if demand <= scheduler.pool.free else Room.SOON
 
     _replace(scheduler.preemption, "gives_now", lambda original, victim, staging: True)
     _replace(scheduler.preemption, "make_room", make_room)

@@ -6,6 +6,7 @@ same step is taken out of it: the names on its credit go. The copies that it sta
 
 from __future__ import annotations
 
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from kvproof.reference.sequence import Sequence
@@ -16,6 +17,15 @@ if TYPE_CHECKING:
     from kvproof.reference.scheduler import Scheduler
 
 
+class Room(Enum):
+    """Whether a sequence has the blocks that it asked for: FOUND; SOON, if others stay out until their steps are done; or
+    NONE before somebody ends."""
+
+    FOUND = auto()
+    SOON = auto()
+    NONE = auto()
+
+
 class Preemption:
     """The preemption rules of one scheduler."""
 
@@ -24,20 +34,22 @@ class Preemption:
         self.policy = scheduler.config.policy
         self.fences = scheduler.config.fences
 
-    def make_room(self, sequence: Sequence, stop: int, exported: int, staging: Staging) -> bool:
-        """Whether the pool has what a running sequence needs, after others gave way if that is enough."""
+    def make_room(self, sequence: Sequence, stop: int, exported: int, staging: Staging) -> Room:
+        """Room for a running sequence, after others gave way if that is enough."""
         scheduler = self.scheduler
         demand = scheduler.coordinator.demand(sequence, sequence.computed, stop, None, exported)
         short = demand - scheduler.pool.free
         if short <= 0:
-            return True
+            return Room.FOUND
+        staging.short = True
         scheduler.note_failed(sequence, sequence.computed, stop, 0, demand)
         victims = self.victims(sequence, short, staging)
         for victim in victims:
             self.cancel(victim, staging)
             scheduler.requeue(victim)
-            staging.preempted.append(victim.id)
-        return bool(victims)
+        if victims:
+            return Room.FOUND
+        return Room.NONE if all(self.gives_now(other, staging) for other in self.candidates(sequence)) else Room.SOON
 
     def victims(self, sequence: Sequence, short: int, staging: Staging) -> list[Sequence]:
         """Whom to preempt for `short` more blocks: the worst ranked, as few as possible, each of whom gives some back now.

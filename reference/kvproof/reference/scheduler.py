@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Listing
 
 from kvproof.reference.chunking import Chunking
-from kvproof.reference.connector import Connector, Load
+from kvproof.reference.connector import Connector, Transfer
 from kvproof.reference.coordinator import Coordinator
 from kvproof.reference.events import EventLog
 from kvproof.reference.fences import Fences
 from kvproof.reference.journal import Entry, Journal
-from kvproof.reference.lookup import Lookup
+from kvproof.reference.lookup import Hit, Lookup
 from kvproof.reference.pool import Pool
-from kvproof.reference.preemption import Preemption
+from kvproof.reference.preemption import Preemption, Room
 from kvproof.reference.sequence import Sequence, Status
 from kvproof.reference.staging import Share, Staging
 from kvproof.reference.waiting import Waiting
@@ -28,14 +28,14 @@ from kvproof.spec.records import Config, Copy, Row, Step
 
 class Flight:
     """An issued step that is not completed. rows: sequence, its life then, tokens, whether it samples. copies: as issued.
-    credit: what was published on its credit. loads: outside loads that are part of it."""
+    credit: what was published on its credit. transfers: outside loads that are part of it."""
 
-    __slots__ = ("copies", "credit", "loads", "number", "rows")
+    __slots__ = ("copies", "credit", "number", "rows", "transfers")
 
     def __init__(self, staging: Staging) -> None:
         self.number = staging.number
         self.copies: list[Copy] = staging.copies
-        self.loads: list[Load] = staging.loads
+        self.transfers: list[Transfer] = staging.transfers
         self.credit: list[tuple[int, Lineage]] = []
         self.rows: list[tuple[Sequence, int, int, bool]] = []
 
@@ -72,7 +72,7 @@ class Scheduler:
         """The next step. It counts as issued if it has rows or copies."""
         staging = Staging(self.issued + 1, self.config.max_batched_tokens)
         self._stage_running(staging)
-        if not staging.preempted:
+        if not staging.short:
             self._stage_waiting(staging)
         return self._issue(staging)
 
@@ -81,22 +81,33 @@ class Scheduler:
         while index < len(self.running) and staging.budget > 0:
             sequence = self.running[index]
             start = sequence.computed
-            wanted = min(sequence.goal - start, staging.budget)
-            stop, exported = self._chunk(sequence, start, wanted) if wanted > 0 else (start, 0)
+            stop, exported = self._next_stop(sequence, staging.budget)
             if stop > start:
-                if sequence.extras.drafts and stop == sequence.known > sequence.prompt:
-                    stop = min(stop + sequence.extras.drafts, sequence.limit - 1, start + staging.budget)
-                if not self.preemption.make_room(sequence, stop, exported, staging):
+                room = self.preemption.make_room(sequence, stop, exported, staging)
+                if room is Room.FOUND:
+                    demand = self.coordinator.demand(sequence, start, stop, None, exported) if self.journal.on else 0
+                    entry = Entry("allocate", sequence.id, start, stop, demand=demand) if self.journal.on else None
+                    self._stage(sequence, stop, exported, staging, entry)
+                elif room is Room.SOON:
                     return
-                demand = self.coordinator.demand(sequence, start, stop, None, exported) if self.journal.on else 0
-                self._stage(sequence, stop, exported, staging, Entry("allocate", sequence.id, start, stop, demand=demand))
-                if staging.preempted:
-                    index = self.running.index(sequence)
+                if staging.short:
+                    index = self.running.index(sequence)  # those before it may be gone
             index += 1
+
+    def _next_stop(self, sequence: Sequence, budget: int) -> tuple[int, int]:
+        """Where the next chunk of a running sequence ends, its drafts included, and the inner position to export."""
+        start = sequence.computed
+        wanted = min(sequence.goal - start, budget)
+        if wanted <= 0:
+            return start, 0
+        stop, exported = self._chunk(sequence, start, wanted)
+        if sequence.extras.drafts and stop == sequence.known > sequence.prompt:
+            stop = min(stop + sequence.extras.drafts, sequence.limit - 1, start + budget)
+        return stop, exported
 
     def _stage_waiting(self, staging: Staging) -> None:
         passed: list[Sequence] = []
-        while staging.budget > 0 and len(self.running) + len(self.connector.loads) < self.config.max_seqs:
+        while staging.budget > 0 and len(self.running) + len(self.connector.loading) < self.config.max_seqs:
             sequence = self.waiting.first()
             if sequence is None:
                 break
@@ -111,22 +122,26 @@ class Scheduler:
     def _admit(self, sequence: Sequence, staging: Staging) -> bool:
         """Let the first in line run, if what it hits is ready, the budget reaches a stop and the pool has room."""
         hit = self.lookup.find(sequence.path, staging.ready)
-        load = self.connector.offer(sequence, hit) if sequence.extras.outside else None
-        hit = hit if load is None else load.local
+        transfer = self.connector.offer(sequence, hit) if sequence.outside else None
+        hit = hit if transfer is None else transfer.local
         if not hit.ready:
             return False
         sequence.junction = hit.junction
         sequence.kept = self.chunking.kept(hit.junction, sequence.prompt)
-        if load is not None and not load.ordered:
-            begun = self.connector.begin(load)
+        if transfer is not None and not transfer.load.ordered:
+            begun = self.connector.begin(transfer)
             if begun:
                 self.waiting.pop()
             return begun
-        start = hit.length if load is None else load.stop
+        return self._admit_to_step(sequence, hit, transfer, staging)
+
+    def _admit_to_step(self, sequence: Sequence, hit: Hit, transfer: Transfer | None, staging: Staging) -> bool:
+        start = hit.length if transfer is None else transfer.load.stop
         stop, exported = self._chunk(sequence, start, min(sequence.goal - start, staging.budget))
         if stop <= start:
             return False
-        demand = self.coordinator.demand(sequence, start, stop, hit, exported, loaded=load.stop if load else 0)
+        loaded = 0 if transfer is None else start
+        demand = self.coordinator.demand(sequence, start, stop, hit, exported, loaded)
         if demand > self.pool.free:
             self.note_failed(sequence, start, stop, hit.length, demand)
             return False
@@ -135,24 +150,24 @@ class Scheduler:
         self.running.append(sequence)
         entry = Entry("allocate", sequence.id, start, stop, hit.length, demand=demand)
         entry.hits = self.coordinator.admit(sequence, hit, staging)
-        if load is not None:
-            entry.kind = "stage_load"
-            self.connector.seat(load)
-            staging.load(load)
+        if transfer is not None:
+            transfer.load.blocks = self.coordinator.seat_load(sequence, start)
+            staging.load(transfer)
         self._stage(sequence, stop, exported, staging, entry)
         return True
 
     def _chunk(self, sequence: Sequence, start: int, wanted: int) -> tuple[int, int]:
         return self.chunking.stop(start, wanted, sequence.prompt, sequence.known, sequence.junction)
 
-    def _stage(self, sequence: Sequence, stop: int, exported: int, staging: Staging, entry: Entry) -> None:
-        """Take blocks for tokens up to `stop`, name what they will hold, and put the sequence into the step."""
+    def _stage(self, sequence: Sequence, stop: int, exported: int, staging: Staging, entry: Entry | None) -> None:
+        """Take blocks for tokens up to `stop`, name what they will hold, and put the sequence into the step. entry: for the
+        journal; None where nobody reads it."""
         start, coordinator = sequence.computed, self.coordinator
         share = staging.shares[sequence.id] = Share(sequence, start, stop)
         staging.budget -= stop - start
         coordinator.extend(sequence, start, stop, exported, staging)
-        if entry.kind == "stage_load":
-            coordinator.register_rows(sequence, entry.hit, start, share)
+        if staging.transfers and staging.transfers[-1].sequence is sequence:
+            coordinator.register_rows(sequence, staging.transfers[-1].load.start, start, share)
             coordinator.register_loaded(sequence, start, stop, share)
         coordinator.register_rows(sequence, start, min(stop, sequence.known), share)
         if exported:
@@ -161,15 +176,16 @@ class Scheduler:
             coordinator.register_states(sequence, stop, share)
         else:
             sequence.owed.append(stop)
-        if self.journal.on:
-            mine = staging.copies[staging.noted :]
+        if entry is not None:
+            entry.copies = [(copy.src, copy.dst) for copy in staging.copies[staging.noted :]]
             staging.noted = len(staging.copies)
-            entry.copies = [(copy.src, copy.dst) for copy in mine]
             self.note_table(entry, sequence)
 
     def _issue(self, staging: Staging) -> Step:
         """Close the step: tell the worker, and count its tokens as computed."""
-        step = Step(staging.number, [], self.ended, self.preempted, list(staging.zeroes), staging.copies, staging.checkpoints)
+        step = Step(staging.number, [], self.ended, self.preempted, list(staging.zeroes), copies=staging.copies)
+        step.checkpoints = staging.checkpoints
+        step.loads = [transfer.load for transfer in staging.transfers]
         self.ended, self.preempted = [], []
         flight = Flight(staging)
         for share in staging.shares.values():
@@ -191,7 +207,8 @@ class Scheduler:
     def _row(self, share: Share) -> Row:
         """What the worker is told: the whole table, or what came to its end since the last time."""
         sequence, count = share.sequence, share.stop - share.start
-        row = Row(sequence.id, share.start, count, share.stop >= sequence.known + sequence.placeholders)
+        drafts = share.stop - sequence.known - sequence.placeholders
+        row = Row(sequence.id, share.start, count, drafts >= 0, drafts=max(drafts, 0))
         if sequence.told is None:
             row.table = [list(table) for table in sequence.tables]
         else:
@@ -293,9 +310,9 @@ class Scheduler:
         drained = self.fences.drain(number)
         if drained:
             self.note(Entry("drain", dropped=drained))
-        for load in flight.loads:
-            if load.sequence.id in failed:
-                self.connector.spoil(load)
+        for transfer in flight.transfers:
+            if transfer.load.request in failed:
+                self.connector.spoil(transfer)
         self.flights.popleft()
         finished: list[str] = []
         accepted: dict[str, list[int]] = {}
@@ -306,7 +323,7 @@ class Scheduler:
             self._settle(sequence, life, count, said)
             if samples:
                 accepted[sequence.id] = said
-            if sequence.known >= sequence.limit or (said and said[-1] == sequence.extras.stop):
+            if sequence.known >= sequence.limit or (said and said[-1] == sequence.eos):
                 self.end(sequence, finished=True)
                 finished.append(sequence.id)
         return finished, accepted
@@ -316,8 +333,8 @@ class Scheduler:
         """What is accepted of the tokens that came back: up to the limit, and up to the token that ends the request."""
         said = [tokens] if isinstance(tokens, int) else list(tokens)
         said = said[: sequence.limit - sequence.known]
-        if sequence.extras.stop in said:
-            said = said[: said.index(sequence.extras.stop) + 1]
+        if sequence.eos in said:
+            said = said[: said.index(sequence.eos) + 1]
         sequence.path.extend(said)
         return said
 
@@ -342,11 +359,11 @@ class Scheduler:
 
     # ------------------------------------------------------------------------------------------------ observation
 
-    def flights_from(self, load: Load) -> Iterator[Flight]:
+    def flights_from(self, transfer: Transfer) -> Iterator[Flight]:
         """The step that a load is part of, and those issued after it."""
         found = False
         for flight in self.flights:
-            found = found or load in flight.loads
+            found = found or transfer in flight.transfers
             if found:
                 yield flight
 
@@ -365,6 +382,8 @@ class Scheduler:
             entry.tables[sequence.id] = [list(table) for table in sequence.tables]
             self.journal.close(entry, self.pool)
 
-    def note_failed(self, sequence: Sequence, start: int, stop: int, hit: int, demand: int) -> None:
+    def note_failed(
+        self, sequence: Sequence, start: int, stop: int, hit: int, demand: int, kind: str = "allocate"
+    ) -> None:
         if self.journal.on:
-            self.note(Entry("allocate", sequence.id, start, stop, hit, failed=True, demand=demand))
+            self.note(Entry(kind, sequence.id, start, stop, hit, failed=True, demand=demand))

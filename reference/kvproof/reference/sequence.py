@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum, auto
 
 from kvproof.spec.geometry import Geometry
 from kvproof.spec.lineage import Lineage, Path
-from kvproof.spec.records import Request
+from kvproof.spec.records import Extras, Request
 
 
 class Status(Enum):
@@ -17,29 +16,11 @@ class Status(Enum):
     DEAD = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Extras:
-    """What may come with a request beyond its record. The plain request has none of it.
-
-    outside: tokens of its text that a connector can load. ordered: whether such a load is part of the first step, or runs
-    on its own. save: its blocks are saved when it is finished. drafts: draft tokens that each decode step tries.
-    stop: a token that ends it before its limit.
-    """
-
-    outside: int = 0
-    ordered: bool = False
-    save: bool = False
-    drafts: int = 0
-    stop: int | None = None
-
-
-PLAIN = Extras()
-
-
 class Sequence:
     """Mutable state of one request.
 
-    path: the known text, prompt and accepted tokens. limit: length of the text at which it is finished.
+    path: the known text, prompt and accepted tokens. limit: length of the text at which it is finished. eos: a token that
+        finishes it before. outside: tokens that a connector can still load.
     computed: tokens computed when all issued steps are done. in_flight: how many of them are in steps not completed.
     placeholders: tokens that steps in flight will sample. So known + placeholders is the text that can be scheduled.
     tables: block ids per group, 0 for none. told: how much of each table the worker knows; None: nothing.
@@ -52,6 +33,7 @@ class Sequence:
 
     __slots__ = (
         "computed",
+        "eos",
         "extras",
         "full",
         "id",
@@ -62,6 +44,7 @@ class Sequence:
         "last_step",
         "life",
         "limit",
+        "outside",
         "owed",
         "path",
         "placeholders",
@@ -76,7 +59,14 @@ class Sequence:
     )
 
     def __init__(
-        self, request: Request, root: Lineage, geometry: Geometry, limit: int, rank: tuple[int, int], extras: Extras
+        self,
+        request: Request,
+        root: Lineage,
+        geometry: Geometry,
+        limit: int,
+        rank: tuple[int, int],
+        extras: Extras,
+        eos: int | None,
     ) -> None:
         self.id = request.id
         self.path = Path(root, request.prompt)
@@ -85,6 +75,8 @@ class Sequence:
         self.limit = limit
         self.rank = rank
         self.extras = extras
+        self.eos = eos
+        self.outside = extras.outside
         self.status = Status.WAITING
         self.life = self.stale = self.kept_from = self.last_step = 0
         self.begin(len(geometry.groups))

@@ -9,7 +9,7 @@ from kvproof.spec.lineage import Lineage
 from kvproof.spec.records import Checkpoint, Copy
 
 if TYPE_CHECKING:
-    from kvproof.reference.connector import Load
+    from kvproof.reference.connector import Transfer
 
 
 class Share:
@@ -29,7 +29,8 @@ class Staging:
 
     budget: tokens left. shares: by request id, in order. pins: endpoints of the copies, one entry for each reference that
     the copies hold. fresh: for each block that the step fills, how many tokens of its text it held before, at most
-    (0 where all of it is new): a copy of more, or a state, may not be taken from it in this step.
+    (0 where all of it is new): a copy of more, or a state, may not be taken from it in this step. short: a running
+    sequence did not find the blocks that it needs, so nobody is admitted.
     """
 
     def __init__(self, number: int, budget: int) -> None:
@@ -41,8 +42,8 @@ class Staging:
         self.zeroes: dict[int, None] = {}
         self.checkpoints: list[Checkpoint] = []
         self.fresh: dict[int, int] = {}
-        self.preempted: list[str] = []
-        self.loads: list[Load] = []
+        self.short = False
+        self.transfers: list[Transfer] = []
         self.noted = 0  # copies that are in the journal
 
     def copy(self, source: int, target: int) -> None:
@@ -51,10 +52,10 @@ class Staging:
         self.pins += (source, target)
         self.fresh[target] = 0
 
-    def load(self, load: Load) -> None:
+    def load(self, transfer: Transfer) -> None:
         """An outside load becomes part of the step."""
-        self.loads.append(load)
-        self.fresh.update((block, 0) for blocks in load.blocks for block in blocks)
+        self.transfers.append(transfer)
+        self.fresh.update((block, 0) for blocks in transfer.load.blocks for block in blocks)
 
     def ready(self, block: int, length: int) -> bool:
         """Whether the block holds the first `length` tokens of its text before the step starts."""

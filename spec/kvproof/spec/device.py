@@ -18,12 +18,13 @@ else overwrote its block. So a step costs what it touches, whatever the length o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from kvproof.spec.checks import Fault
 from kvproof.spec.geometry import NULL_BLOCK, Geometry, Group, Kind
 from kvproof.spec.lineage import UNKNOWN, ZERO, Content, Forest, Key, Lineage, Path, Rows, StateAt, written
-from kvproof.spec.records import Checkpoint, Meaning, Request, Row, Step
+from kvproof.spec.records import Checkpoint, Load, Meaning, Request, Row, Step
 
 VOCABULARY = 1000
 
@@ -40,20 +41,48 @@ def next_token(lineage: Lineage, vocabulary: int = VOCABULARY) -> int:
     return (mixed ^ mixed >> 15) % vocabulary
 
 
+def drafted(text: Lineage, drafts: int, vocabulary: int = VOCABULARY) -> tuple[int, Lineage]:
+    """What a drafter proposes after this text: how many of its tokens are right, and the text with all of them.
+
+    A fixed function of the text too: the first ones are what `next_token` gives, the others are wrong.
+    """
+    right = next_token(text, vocabulary) % (drafts + 1)
+    node = text
+    for index in range(drafts):
+        token = next_token(node, vocabulary)
+        node = node.then(token if index < right else (token + 1) % vocabulary)
+    return right, node
+
+
+def load_contents(
+    load: Load, groups: Iterable[Group], text: Callable[[int], Lineage]
+) -> Iterator[tuple[Group, int, int, Content, Key]]:
+    """What a load brings: for each block that it fills its group, slot, id, content, and what a reader may rely on."""
+    for group, blocks in zip(groups, load.blocks, strict=True):
+        size = group.block_size
+        first = (load.stop - 1) // size if group.kind is Kind.STATE else load.start // size
+        for slot, block in enumerate(blocks, first):
+            stop = min(load.stop, (slot + 1) * size)
+            content = written(UNKNOWN, group, max(load.start, slot * size), stop, text(stop))
+            yield group, slot, block, content, text(stop).key(group)
+
+
 class _Reader:
     """A request as the worker knows it.
 
     known: tokens of its text that exist, the prompt and what was sampled so far. computed: where its last row stopped.
     table: block ids per group; no groups while preempted. seen: per group, leading slots that were read at least once.
     stale: per group, seen slots whose block was overwritten since. reported: (group, slot) known to have no block.
+    text: what its last row with drafts wrote, right or wrong.
     """
 
-    __slots__ = ("computed", "known", "path", "reported", "seen", "stale", "table")
+    __slots__ = ("computed", "known", "path", "reported", "seen", "stale", "table", "text")
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.known = len(path)
         self.computed = 0
+        self.text = path[0]
         self.take_table([])
 
     def take_table(self, table: list[list[int]]) -> None:
@@ -69,13 +98,14 @@ _Place = tuple[_Reader, int, int]  # reader, group, slot
 class _Flight:
     """A step that was issued and not completed: what it touches, what it samples, and its faults."""
 
-    __slots__ = ("blocks", "faults", "number", "rows", "tokens")
+    __slots__ = ("blocks", "faults", "loads", "number", "rows", "tokens")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.blocks: set[int] = set()  # zeroed, copied and exported to
         self.rows: list[tuple[Row, list[list[int]]]] = []  # each with the table that it uses
-        self.tokens: dict[str, int] = {}
+        self.tokens: dict[str, int | list[int]] = {}
+        self.loads: list[tuple[Load, list[tuple[int, Content]]]] = []  # each with what it left in which block
         self.faults: list[Fault] = []
 
     def touches(self, groups: Iterable[Group]) -> set[int]:
@@ -123,6 +153,8 @@ class Device:
         self._zero(step)
         self._copy(step)
         rows = [(row, reader) for row in step.rows if (reader := self._begin(row)) is not None]
+        for load in step.loads:
+            self._load(load)
         for row, reader in rows:
             self._read_states(row, reader)
         for row, reader in rows:
@@ -134,8 +166,8 @@ class Device:
             self._read_rows(row, reader)
         return self._step.faults
 
-    def sampled(self, step: Step) -> dict[str, int]:
-        """The token of each row that samples, from the request's true text and not from what the row read, so that one
+    def sampled(self, step: Step) -> dict[str, int | list[int]]:
+        """The token of each row that samples, or its right drafts and one more, from the request's true text and not from what the row read, so that one
         corruption does not cascade. Raises KeyError where the step is not in flight."""
         return dict(self._flights[step.number].tokens)
 
@@ -156,6 +188,23 @@ class Device:
         for block in targets:
             self._put(block, content)
         return faults
+
+    def spoil(self, step_number: int, request: str) -> None:
+        """A request's load had failed that was part of a step in flight. What still holds its bytes holds nothing known."""
+        for load, filled in self._flights[step_number].loads:
+            for block, content in filled if load.request == request else ():
+                if self._contents[block] is content:
+                    self._put(block, UNKNOWN)
+
+    def loaded(self, load: Load) -> list[tuple[int, Content]]:
+        """What a load leaves in each block that it fills. Raises KeyError where nobody sent its request."""
+        reader = self._readers.get(load.request)
+        if reader is None or load.request in self._arrivals:
+            arrival = self._arrivals[load.request]
+            path = Path(self._forest.root(arrival.salt), arrival.prompt)
+        else:
+            path = reader.path
+        return [(block, content) for _, _, block, content, _ in load_contents(load, self._groups, path.__getitem__)]
 
     @property
     def in_flight(self) -> list[int]:
@@ -217,6 +266,12 @@ class Device:
                 self._fault("copy-batch", "copy, shared destination", what, None, block)
                 self._put(block, UNKNOWN)
 
+    def _load(self, load: Load) -> None:
+        filled = [pair for pair in self.loaded(load) if self._usable(pair[0], "load", load.request)]
+        for block, content in filled:
+            self._put(block, content)
+        self._step.loads.append((load, filled))
+
     def _begin(self, row: Row) -> _Reader | None:
         """Bring the table and the text of the row's request up to date. None where the row cannot run at all."""
         reader = self._readers.get(row.request) if row.table is None else self._replace_table(row.request, row.table)
@@ -237,14 +292,16 @@ class Device:
 
     def _grow(self, row: Row, reader: _Reader) -> None:
         """Make the text as long as the row needs it, and one more where the row samples that token."""
-        path, stop = reader.path, row.stop
+        path, stop, right = reader.path, row.stop, 0
+        if row.drafts:
+            right, reader.text = drafted(path[stop - row.drafts], row.drafts, self._vocabulary)
+            stop += right - row.drafts
         reader.computed = stop
         for length in range(len(path), stop + row.samples):
             path.extend((next_token(path[length], self._vocabulary),))
         if row.samples:
-            token = path[stop + 1].token
-            assert isinstance(token, int)
-            self._step.tokens[row.request] = token
+            said: list[Any] = [path[length].token for length in range(stop + 1 - right, stop + 2)]
+            self._step.tokens[row.request] = said if row.drafts else said[0]
             reader.known = max(reader.known, stop + 1)
 
     def _check_continues(self, row: Row, reader: _Reader) -> None:
@@ -252,7 +309,7 @@ class Device:
             signature = "row, tokens skipped" if row.start > reader.computed else "row, tokens again"
             what = f"{_span(row)} does not start at {reader.computed}, where the computed tokens ended"
             self._fault("row-continues", signature, what, row.request)
-        if row.stop > reader.known:
+        if row.stop - row.drafts > reader.known:
             what = f"{_span(row)} goes past its text: prompt and sampled tokens are {reader.known}"
             self._fault("row-continues", "row, past the text", what, row.request)
 
@@ -304,13 +361,14 @@ class Device:
 
     def _write_rows(self, row: Row, reader: _Reader) -> None:
         for group in self._append_only:
-            start, end, size = row.start, reader.computed, group.block_size
+            start, end, size = row.start, row.stop, group.block_size
             while start < end:
                 slot = start // size
                 stop = min(end, (slot + 1) * size)
                 block = self._block(row, reader, group, slot)
                 if block:
-                    content = written(self._contents[block], group, start, stop, reader.path[stop])
+                    text = reader.text.prefix(stop) if row.drafts else reader.path[stop]
+                    content = written(self._contents[block], group, start, stop, text)
                     self._put(block, content, (reader, group.index, slot))
                 start = stop
 

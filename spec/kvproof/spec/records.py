@@ -61,6 +61,34 @@ class Request:
     salt: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What may come with a request beyond its record, for engines with a connector or a drafter.
+
+    outside: tokens of its text that a connector can load. ordered: whether such a load is part of the request's first step,
+    or runs beside the steps. save: its blocks are saved when it is finished. drafts: draft tokens that each decode step tries.
+    """
+
+    outside: int = 0
+    ordered: bool = False
+    save: bool = False
+    drafts: int = 0
+
+
+@dataclass(slots=True)
+class Load:
+    """An outside write of tokens [start, stop) of a request; blocks: per group, those that it fills, in slot order.
+
+    ordered: part of the step that lists it, before the forward pass; else it runs beside the steps.
+    """
+
+    request: str
+    start: int
+    stop: int
+    ordered: bool
+    blocks: list[list[int]]
+
+
 @dataclass(slots=True)
 class Row:
     """One request's share of a step, as a worker is told: compute tokens [start, start + count).
@@ -69,6 +97,7 @@ class Row:
     appended: blocks that go to the end of each group's table otherwise; empty lists where there are none.
     prompt: token ids known to the scheduler at that moment, for a new or resumed request.
     samples: whether the step yields a token for this request (a middle prefill chunk does not).
+    drafts: how many of its last tokens are drafts, computed on speculation.
     """
 
     request: str
@@ -77,6 +106,7 @@ class Row:
     samples: bool
     table: list[list[int]] | None = None
     appended: list[list[int]] | None = None
+    drafts: int = 0
 
     @property
     def stop(self) -> int:
@@ -107,7 +137,7 @@ class Step:
 
     number: counts issued steps from 1. finished: requests the worker forgets before this step (finished or aborted).
     preempted: requests whose blocks were taken back; they come again with a whole table.
-    zeroes: block ids cleared before the copies; None where the engine does not zero.
+    zeroes: block ids cleared before the copies. loads: outside writes that are part of the step.
     """
 
     number: int
@@ -117,6 +147,7 @@ class Step:
     zeroes: list[int] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
     meaning: Meaning = Meaning.SIMULTANEOUS
 
 

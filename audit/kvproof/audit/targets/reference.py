@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 from kvproof.audit.target import Hash, Observation, Op, OpKind, Result, TargetCrashed
-from kvproof.reference.engine import Engine
+from kvproof.reference.engine import PLAIN, Engine
 from kvproof.reference.journal import Entry
 from kvproof.spec.errors import GeometryError
 from kvproof.spec.lineage import Path
-from kvproof.spec.records import Config, Event, Request, Step
+from kvproof.spec.records import Config, Event, Extras, Load, Request, Step
 
 
 class ReferenceTarget:
@@ -31,8 +31,7 @@ class ReferenceTarget:
         self.paths: dict[str, Path] = {}  # also of requests that ended: the last keys of one are named after its end
 
     def add(self, request: Request) -> None:
-        self.engine.add(request)
-        self.paths[request.id] = self.engine.scheduler.sequences[request.id].path
+        self.add_with(request, PLAIN)
 
     def abort(self, request_id: str) -> None:
         with Crash():
@@ -43,8 +42,31 @@ class ReferenceTarget:
             return self.engine.schedule()
 
     def complete(self, step: Step, tokens: Mapping[str, int]) -> Result:
+        return self.complete_with(step, {**tokens}, [])
+
+    # What a connector and a drafter add: see `kvproof.audit.target.ConnectorTarget`.
+
+    def add_with(self, request: Request, extras: Extras) -> None:
+        self.engine.add(request, extras)
+        self.paths[request.id] = self.engine.scheduler.sequences[request.id].path
+
+    def complete_with(self, step: Step, tokens: Mapping[str, int | list[int]], failed: list[str]) -> Result:
         with Crash():
-            return Result(*self.engine.complete(step, tokens))
+            return Result(*self.engine.complete(step, tokens, failed))
+
+    def loads(self) -> list[Load]:
+        return self.engine.loads()
+
+    def end_load(self, request_id: str, succeeded: bool) -> None:
+        with Crash():
+            self.engine.end_load(request_id, succeeded)
+
+    def saves(self) -> list[int]:
+        return self.engine.saves()
+
+    def end_save(self, job: int) -> None:
+        with Crash():
+            self.engine.end_save(job)
 
     def reset_cache(self) -> bool:
         with Crash():

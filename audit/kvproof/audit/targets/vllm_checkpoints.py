@@ -2,6 +2,8 @@
 
 No record tells a worker about them: its attention backend derives position and block from the chunk and the block table
 (vllm/model_executor/layers/mamba/checkpoint.py). We call that function, so a worker and a scheduler that disagree are seen.
+They do, under sparse retention: for a chunk that is not a prompt's last one the scheduler keeps no block, the table has 0
+there, and the worker's kernel (mamba/ops/ssd_checkpoint.py) writes to the null block. Such an export has block 0 here too.
 """
 
 from __future__ import annotations
