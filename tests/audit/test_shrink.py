@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from msgspec.structs import replace as altered
@@ -87,8 +88,9 @@ def test_only_possible_configurations_are_tried() -> None:
 def test_every_plainer_part_counts_in_the_measure() -> None:
     add = Add("a", ((5, 9),), 2, 1, "red", "z", outside=3, ordered=True, save=True, drafts=2, fails=True)
     program = Program(replace(some_program().config, depth=2), (add, Schedule()))
-    changes = [{"prompt": ((5, 8),)}, {"prompt": ((0, 4),)}, {"max_tokens": 1}, {"after": None}, {"outside": 2}, {"drafts": 1}]
-    for change in [*changes, *({name: plain} for name, plain in PLAIN.items())]:
+    changes: list[dict[str, Any]] = [{name: plain} for name, plain in PLAIN.items()]
+    changes += [{"prompt": ((5, 8),)}, {"prompt": ((0, 4),)}, {"max_tokens": 1}, {"after": None}, {"outside": 2}, {"drafts": 1}]
+    for change in changes:
         assert measure(program.with_operations([altered(add, **change), Schedule()])) < measure(program), change
     assert measure(program.with_operations([add])) < measure(program)
     assert measure(Program(replace(program.config, depth=1), program.operations)) < measure(program)

@@ -27,8 +27,8 @@ class Kernel(RuleBasedStateMachine):
     @initialize(seed=st.integers(0, 2**16), unordered=st.booleans())
     def begin(self, seed: int, unordered: bool) -> None:
         self.universe = Universe(random.Random(seed), unordered=unordered)
-        self.universe.scene()
         self.result = ProbeResult()
+        self.universe.scene(self.result)
 
     @rule(name=st.sampled_from(sorted(ACTIONS)))
     def act(self, name: str) -> None:
@@ -55,7 +55,7 @@ def test_a_kernel_without_its_guards_breaks_clauses() -> None:
     found: set[str] = set()
     for seed in range(400):
         universe = Universe(random.Random(seed), unordered=bool(seed % 2), strict=False)
-        universe.scene()
+        universe.scene(ProbeResult())
         universe.state.refusals = []
         for _ in range(40):
             universe.offer(ProbeResult())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import random
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -14,9 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from kvproof.audit.lockstep import Lockstep, LockstepError
 from kvproof.audit.program import Abort, Add, AnyOperation, Complete, Program, ResetCache, Run, Schedule
-from kvproof.audit.session import Finding, Session
+from kvproof.audit.session import Session
 from kvproof.audit.targets.reference import ReferenceTarget
-from kvproof.audit.workload import random_program
+from kvproof.audit.workload import ALL, Shape, Yield, random_program
 from kvproof.reference.engine import least_pool
 from kvproof.spec import chunks, demand, lookup
 from kvproof.spec.geometry import Geometry
@@ -141,3 +144,80 @@ TestLockstep = LockstepMachine.TestCase
 TestLockstep.settings = settings(
     max_examples=100, stateful_step_count=40, derandomize=True, deadline=None, phases=(Phase.explicit, Phase.generate)
 )  # to shrink takes minutes
+
+
+# ------------------------------------------------------------------------------------------------------ random programs
+
+
+def disagreement(program: Program, seen: set[str] | None = None) -> str | None:
+    """The first thing that engine and specification do not agree on in a run of the program. seen: gets what happened."""
+    session = lockstep(program.config)
+    try:
+        for operation in program.operations:
+            session.do(operation)
+            if session.outcome.findings:
+                return shown(session)[0]
+        session.observe(quiet=session.drain())
+    except LockstepError as error:
+        return str(error)
+    if seen is not None:
+        seen.update(session.outcome.actions)
+    return next(iter(shown(session)), None)
+
+
+def generated(seed: int, name: str, profile: str) -> Program:
+    return random_program(random.Random(seed), profile, [Shape(name, Yield.LEGAL, GEOMETRIES[name])])
+
+
+@cache
+def corpus() -> tuple[Program, ...]:
+    """Fixed programs: steps narrower than a block, geometries that the default mix does not have, the default mix, and
+    preemptions."""
+    others = [generated(seed, name, ALL) for seed in range(8) for name in ("8/8,16", "coarse", "checkpoint", "no states")]
+    narrow = [Program(replace(p.config, max_batched_tokens=9), p.operations) for p in others[:12]]
+    mixed = [random_program(random.Random(seed)) for seed in range(30)]
+    pressed = [generated(seed, name, "preempt") for seed in range(6) for name in ("4/16", "8/8")]
+    return (*narrow, *others, *mixed, *pressed)
+
+
+def test_random_programs_agree() -> None:
+    seen: set[str] = set()
+    assert [disagreement(program, seen) for program in corpus()] == [None] * len(corpus())
+    assert seen >= {"share", "redirect", "move", "promote", "retract", "defer", "expire", "cancel", "stage_zero"}
+
+
+MUTANTS: dict[str, tuple[Callable[..., Any], str, str]] = {
+    "no stop at the tail": (chunks.chunk, "max(tail(prompt, unit), last)", "last"),
+    "no stop at the last block": (chunks.chunk, "(realign, last, tail_stop, junction)", "(realign, tail_stop, junction)"),
+    "no realignment": (chunks.chunk, "(realign, last, tail_stop, junction)", "(last, tail_stop, junction)"),
+    "junction ignored": (chunks.chunk, "(realign, last, tail_stop, junction)", "(realign, last, tail_stop)"),
+    "chunks end anywhere": (chunks.chunk, "end = max(floor, start)", "pass"),
+    "no waiting for budget": (chunks.chunk, "or block <= widest", "or False"),
+    "blocks wider than a step starve": (chunks.chunk, "or block <= widest", "or True"),
+    "no checkpoint": (chunks.chunk, "if exports and", "if False and"),
+    "junction blurred": (chunks.junction_stop, "junction if exact and junction <= prompt else ", ""),
+    "prefill ends with the prompt": (chunks.prefill_end, "max(prompt, length - 1)", "prompt"),
+    "the last token is hit, too": (lookup.common_hit, "max(len(path) - 1, 0)", "len(path)"),
+    "one state group asked": (lookup.common_hit, "in geometry.states:", "in geometry.states[:1]:"),
+    "junction not seen": (lookup.common_hit, "longest > length", "False"),
+    "no hit inside a block": (lookup.longest_append_only, "range(inside, run, -unit)", "()"),
+    "shortest state": (lookup.longest_state, "range(limit // grain * grain, 0, -grain)", "range(grain, limit + 1, grain)"),
+    "no private copy": (demand.demand, " + ask.partial", ""),
+    "no snapshot": (demand.demand, " + ask.snapshot", ""),
+    "no block for a checkpoint": (demand.demand, "1 + ask.checkpoint", "1"),
+    "free hits for nothing": (demand.demand, " + ask.unheld", ""),
+    "a block for each gap": (demand.demand, "min(missing, 1 + ask.checkpoint)", "missing"),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutated_policy_breaks_the_lockstep(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the engine does not share the policies of the specification, and the lockstep sees every one of them."""
+    function, old, new = MUTANTS[name]
+    source = inspect.getsource(function)
+    assert source.count(old) == 1
+    module = sys.modules[function.__module__]
+    mutated: dict[str, Any] = {}
+    exec(compile(source.replace(old, new), module.__name__, "exec", flags=annotations.compiler_flag), vars(module), mutated)
+    monkeypatch.setattr(module, function.__name__, mutated[function.__name__])
+    assert any(map(disagreement, corpus()))

@@ -18,6 +18,7 @@ from kvproof.reference.sequence import Status
 from kvproof.spec.checks import Fault
 from kvproof.spec.chunks import next_chunk
 from kvproof.spec.device import Device
+from kvproof.spec.errors import GeometryError, KvproofError
 from kvproof.spec.events import Residency
 from kvproof.spec.geometry import Geometry
 from kvproof.spec.lineage import Forest, Path
@@ -291,8 +292,8 @@ class Driver:
 
 
 def random_config(random: Random, shape: str) -> Config:
-    geometry = replace(SHAPES[shape], retention=random.choice((None, 0)))
-    block = geometry.scheduler_block
+    block = SHAPES[shape].scheduler_block
+    geometry = replace(SHAPES[shape], retention=random.choice((None, 0, 2 * block)))
     config = Config(
         replace(geometry, num_blocks=1_000_000),
         max_batched_tokens=block * random.choice((1, 2, 4)) + random.choice((0, 1, block // 2)),
@@ -334,3 +335,72 @@ def test_a_run_repeats() -> None:
     first, second = (drive(Random(3), "16/16") for _ in range(2))
     assert first.counts == second.counts
     assert first.said == second.said
+
+
+def computed(engine: Engine, steps: int) -> list[list[tuple[str, int, int]]]:
+    """(request, start, count) of each row, step by step. Everybody says 7."""
+    rows = []
+    for _ in range(steps):
+        step = engine.schedule()
+        rows.append([(row.request, row.start, row.count) for row in step.rows])
+        engine.complete(step, {row.request: 7 for row in step.rows if row.samples})
+    return rows
+
+
+def test_both_copies_on_write() -> None:
+    """A prompt that ends inside a block, and one that shares all of it but the end: what vLLM 0.26 to 0.33 do as well."""
+    engine = Engine(Config(Geometry.of(16, (64,), unit=16, num_blocks=32), max_batched_tokens=128, max_model_len=128))
+    base = tuple(range(1000, 1096))
+    engine.add(Request("a", (*base, 7), 2))
+    assert computed(engine, 2) == [[("a", 0, 64)], [("a", 64, 32)]]
+    [snapshot] = engine.scheduler.pool.find(1, engine.scheduler.sequences["a"].path[96])
+    step = engine.schedule()
+    assert [(row.start, row.count) for row in step.rows] == [(96, 1)]
+    [copy] = step.copies  # the running state is overwritten: its name moves to a copy
+    assert copy.src == snapshot == engine.scheduler.sequences["a"].tables[1][1]
+    assert list(engine.scheduler.pool.find(1, engine.scheduler.sequences["a"].path[96])) == [copy.dst]
+    engine.complete(step, {"a": 7})
+    engine.add(Request("b", (*base, 8, 9, 10), 2))
+    step = engine.schedule()
+    b = engine.scheduler.sequences["b"]
+    assert ("b", 96, 3) in [(row.request, row.start, row.count) for row in step.rows]
+    [private] = step.copies  # the hit ends inside the block of the state group only
+    assert (private.src, private.dst) == (copy.dst, b.tables[1][1])
+    assert b.tables[1][0] == 0
+    assert b.tables[0][:6] == engine.scheduler.sequences["a"].tables[0][:6]
+
+
+def test_a_state_of_the_same_step_is_put_off_and_rows_are_not() -> None:
+    prompt = tuple(range(9))
+    hybrid = Engine(Config(Geometry.of(8, (8,), num_blocks=32), max_model_len=16))
+    attention = Engine(Config(Geometry.of(8, num_blocks=32), max_model_len=16))
+    for engine in (hybrid, attention):
+        engine.add(Request("a", prompt, 1))
+        engine.add(Request("b", prompt, 1))
+    assert computed(hybrid, 2) == [[("a", 0, 8)], [("a", 8, 1), ("b", 8, 1)]]
+    assert computed(attention, 1) == [[("a", 0, 9), ("b", 8, 1)]]
+
+
+def test_a_pool_that_is_too_small_is_refused() -> None:
+    with pytest.raises(GeometryError, match="use at least 12"):
+        Engine(Config(Geometry.of(8, (8,), num_blocks=11), max_model_len=56))
+
+
+def test_an_id_in_use_and_an_empty_prompt_are_refused() -> None:
+    engine = Engine(Config(Geometry.of(8, num_blocks=32), max_model_len=16))
+    engine.add(Request("a", (1,), 1))
+    with pytest.raises(GeometryError, match="in use"):
+        engine.add(Request("a", (1,), 1))
+    with pytest.raises(GeometryError, match="0 prompt tokens"):
+        engine.add(Request("b", (), 1))
+
+
+def test_steps_complete_in_their_order() -> None:
+    engine = Engine(Config(Geometry.of(8, num_blocks=32), max_model_len=16, depth=2))
+    engine.add(Request("a", (1, 2), 4))
+    first, second = engine.schedule(), engine.schedule()
+    with pytest.raises(KvproofError, match="2 steps are in flight"):
+        engine.schedule()
+    with pytest.raises(KvproofError, match="completes before step 1"):
+        engine.complete(second, {"a": 1})
+    assert engine.complete(first, {"a": 1}) == ([], {"a": [1]})

@@ -93,7 +93,7 @@ def fuzz_command(
     accepted = load_baseline(baseline) if baseline and (baseline.exists() or accept_as is None) else Baseline(1)
     engine = make_harness(target, geometry)
     shape = engine.preset or SHAPES.get(geometry or "")
-    plan = Plan(target, profile, geometry, (shape,) if shape else (), seed, seconds)
+    plan = Plan(target, profile, geometry, (shape,) if shape else (), seed, seconds, frozenset(accepted.identities))
     with progress() as say:
         probed = probe_guards(seed, seconds / 2, say) if target == "reference" else None
         summary = fuzz(engine, plan, say)

@@ -27,7 +27,10 @@ Say = Callable[[float, str], None]  # share of the time used, what is going on
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run. shapes: geometries to choose from, none for the default mix. seconds: for the whole run."""
+    """What to run. shapes: geometries to choose from, none for the default mix. seconds: for the whole run.
+
+    known: findings that nobody wants to see shrunk again.
+    """
 
     target: str
     profile: str = ALL
@@ -35,6 +38,7 @@ class Plan:
     shapes: tuple[Shape, ...] = ()
     seed: int = 0
     seconds: float = 60.0
+    known: frozenset[Identity] = frozenset()
 
 
 @dataclass(slots=True)
@@ -112,8 +116,9 @@ def fuzz(harness: Harness, plan: Plan, say: Say | None = None) -> Summary:
     for index, sample in enumerate(order, start=1):
         used = time.monotonic() - start
         say(min(0.99, used / plan.seconds), f"shrinking finding {index} of {len(order)}")
-        share = max(plan.seconds - used, 0) / (len(order) - index + 1)
-        summary.violations.append(shrinker.violation(sample, time.monotonic() + 2 * max(share, SHRINK_SECONDS)))
+        share = 2 * max(SHRINK_SECONDS, (plan.seconds - used) / (len(order) - index + 1))
+        deadline = time.monotonic() + share * (sample.finding.identity not in plan.known)
+        summary.violations.append(shrinker.violation(sample, deadline))
     summary.seconds = time.monotonic() - start
     return summary
 
@@ -123,7 +128,7 @@ def search(harness: Harness, summary: Summary, samples: dict[Identity, Sample], 
     plan = summary.plan
     while True:
         used = (time.monotonic() - start) / plan.seconds
-        if used >= 1 - min(1 / 3, SHRINK_SECONDS * len(samples) / plan.seconds):
+        if used >= 1 - min(1 / 3, SHRINK_SECONDS * len(samples.keys() - plan.known) / plan.seconds):
             return
         if summary.programs % 16 == 0:
             say(used, f"{summary.steps} steps, {len(samples)} findings")
@@ -164,9 +169,13 @@ def collect(samples: dict[Identity, Sample], program: Program, outcome: Outcome,
 
 
 def plainness(program: Program, finding: Finding) -> tuple[bool, int, int]:
-    groups = program.config.geometry.groups
-    unequal = len({group.block_size for group in groups}) > 1
-    return unequal, sum(group.block_size for group in groups), finding.operation
+    return *sizes(program), finding.operation
+
+
+def sizes(program: Program) -> tuple[bool, int]:
+    """Equal and small blocks come first."""
+    found = [group.block_size for group in program.config.geometry.groups]
+    return len(set(found)) > 1, sum(found)
 
 
 class Shrinker:
@@ -187,9 +196,10 @@ class Shrinker:
 
     def violation(self, sample: Sample, deadline: float) -> Violation:
         identity = sample.finding.identity
-        program = min((small for small in self.small if identity in self.findings(small)), key=measure, default=sample.program)
+        showing = [small for small in self.small if identity in self.findings(small)]
+        program = min([sample.program, *showing], key=lambda program: (sizes(program), measure(program)))
         again = identity in self.findings(program)
-        if again:
+        if again and time.monotonic() < deadline:
 
             def shows(smaller: Program) -> bool:
                 return time.monotonic() < deadline and identity in self.findings(smaller)
@@ -199,7 +209,8 @@ class Shrinker:
             self.small.append(program)
         outcome = self.harness.run(program)
         finding = outcome.findings.get(identity, sample.finding)
-        origins = [origin for origin in Yield if origin in sample.origins]
+        seen = sample.origins | {self.harness.shape_of(program.config.geometry).origin}
+        origins = [origin for origin in Yield if origin in seen]
         return told(self.harness, program, outcome, finding, origins, sample.seen, again)
 
 

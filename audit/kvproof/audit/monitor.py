@@ -507,12 +507,19 @@ class Monitor:
                 )
 
     def index(self, op: Op, hashes: Hashes) -> None:
-        """Bring the kernel's keys of the touched blocks to what the engine's index holds."""
+        """Bring the kernel's keys of the touched blocks to what the engine's index holds, change by change.
+
+        A key that comes and goes within one operation is passed over: nobody can have found it.
+        """
         if op.request:
             self.learn(op.request, hashes)
+        last = dict(op.keys)
         for block, entries in op.keys:
-            shown = {key for key in (self.key(block, *entry) for entry in entries) if key}
             known = set(self.state.keyed.at(block))
+            shown = {key for key in (self.key(block, *entry) for entry in entries) if key}
+            if entries is not last[block]:
+                stays = {key for key in (self.key(block, *entry) for entry in last[block]) if key}
+                shown &= known | stays
             if shown == known:
                 continue
             added, gone = shown - known, known - shown

@@ -151,7 +151,7 @@ class Engine:
     def step(self) -> Any:
         """schedule(), after the oldest step in flight is complete where the pipeline is full."""
         while len(self.flying) >= self.depth:
-            self.complete()
+            self.pop()
         out = self.scheduler.schedule()
         tokens: dict[str, list[int]] = {}
         for name in out.num_scheduled_tokens:
@@ -176,25 +176,28 @@ class Engine:
         return text[length]
 
     def complete(self) -> None:
+        """The results of the oldest step in flight that scheduled anything."""
+        while self.flying and not self.pop():
+            pass
+
+    def pop(self) -> dict[str, list[int]]:
         """update_from_output() for the oldest step in flight."""
-        if self.flying:
-            out, tokens = self.flying.pop(0)
-            names = list(tokens)
-            index = {name: i for i, name in enumerate(names)}
-            sampled = ModelRunnerOutput(req_ids=names, req_id_to_index=index, sampled_token_ids=[tokens[n] for n in names])
-            self.scheduler.update_from_output(out, sampled)
-            self.say(f"complete {tokens}")
+        out, tokens = self.flying.pop(0)
+        names = list(tokens)
+        index = {name: i for i, name in enumerate(names)}
+        sampled = ModelRunnerOutput(req_ids=names, req_id_to_index=index, sampled_token_ids=[tokens[n] for n in names])
+        self.scheduler.update_from_output(out, sampled)
+        self.say(f"complete {tokens}")
+        return tokens
 
     def drain(self, most: int = 1000) -> None:
         """Steps until no request is left, then one more."""
         while self.scheduler.has_unfinished_requests() and most:
             most -= 1
-            if not self.step().num_scheduled_tokens:
-                self.complete()
+            self.step()
         while self.flying:
-            self.complete()
+            self.pop()
         self.step()
-        self.complete()
 
     def say(self, what: str) -> None:
         print(what, f"| {self.pool.get_num_free_blocks()} free")

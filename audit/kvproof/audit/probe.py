@@ -108,7 +108,7 @@ class Universe:
             return [block for block in self.blocks if state.pinned(block)]
         return []
 
-    def scene(self) -> None:
+    def scene(self, result: ProbeResult) -> None:
         """One of the openings below, each line left out now and then, to come near the rarer guards."""
         h, (one, two) = self.rng.sample(self.holders, 5), self.blocks[1:3]
         owner, key, junk = self.owners[0], self.rng.choice(self.keys), UNKNOWN
@@ -122,7 +122,10 @@ class Universe:
         shared = [*filled, ("share", h[1], one, key, key, owner), ("retract", one, key)]
         settled = [*shared, ("forget", h[0], key), ("forget", h[1], key), ("issue",), ("complete",)]
         endpoints = [("acquire", h[2], two, owner), ("pin", h[3], two, staging), ("pin", h[4], one, staging)]
+        unread = [*filled, ("issue",), ("stage_read_state", h[0], one, key), ("forget", h[0], key), ("retract", one, key)]
         openings = [
+            [*unread, *endpoints, self.rng.choice((("redirect", h[2], two, h[0], one), ("move", two, one)))],
+            [*unread, self.rng.choice((("stage_zero", one), ("stage_load", h[0], one, self.answering(key), key)))],
             shared,
             [*settled, ("begin_load", h[0], one, junk), ("begin_load", h[1], one, junk)],
             [*filled, ("issue",), ("share", h[1], one, key, key, owner), *endpoints],
@@ -131,7 +134,7 @@ class Universe:
         ]
         for name, *arguments in self.rng.choice(openings):
             if self.rng.random() < 0.9:
-                self.take(name, arguments)
+                self.act(result, name, arguments)
 
     def take(self, name: str, arguments: Any) -> str | None:
         """Take an action; the guard that refused it, or None."""
@@ -149,8 +152,12 @@ class Universe:
         arguments: dict[str, Any] = {}
         for parameter in ACTIONS[name].parameters:
             arguments[parameter] = self.argument(parameter, arguments)
+        self.act(result, name, list(arguments.values()))
+
+    def act(self, result: ProbeResult, name: str, arguments: list[Any]) -> None:
+        """Offer one action; count what came of it, and look for clauses that it broke."""
         result.offers += 1
-        guard = self.take(name, arguments.values())
+        guard = self.take(name, arguments)
         if guard is not None:
             result.refused[name, guard] += 1
             return
@@ -166,7 +173,7 @@ def probe(seed: int, offers: int, *, run_length: int = 40, strict: bool = True) 
     run = 0
     while result.offers < offers and not result.broken:
         universe = Universe(rng, unordered=bool(run % 2), strict=strict)
-        universe.scene()
+        universe.scene(result)
         run += 1
         for _ in range(min(run_length, offers - result.offers)):
             universe.offer(result)

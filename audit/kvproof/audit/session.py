@@ -94,7 +94,7 @@ class Session:
         self.config = config
         forest = Forest()
         self.device = Device(config.geometry, forest)
-        self.residency = Residency()
+        self.residency = Residency(config.geometry.groups)
         self.monitor = Monitor(config, forest) if target.observe() is not None else None
         self.connector = cast(ConnectorTarget, target) if hasattr(target, "add_with") else None
         self.loading: dict[str, Load] = {}  # loads beside the steps
@@ -168,10 +168,14 @@ class Session:
         return Request(add.id, prompt, add.max_tokens, add.priority, add.salt)
 
     def schedule(self) -> Step:
+        """Empty steps take a place in the pipeline too, as in EngineCore.step_with_batch_queue (vllm/v1/engine/core.py)."""
         while len(self.in_flight) >= self.config.depth:
-            self.complete()
+            if issued(self.in_flight[0]):
+                self.complete()
+            else:
+                self.in_flight.popleft()
         step = self.target.schedule()
-        line = Line(self.since, step, len(self.in_flight), None)
+        line = Line(self.since, step, 0, None)
         self.outcome.lines.append(line)
         self.since = []
         ops = self.journal()
@@ -181,13 +185,13 @@ class Session:
         if self.monitor:
             self.faults(self.monitor.scheduled(ops, step, self.target.hashes))
         self.listen()
-        if step.rows or step.copies:
-            self.in_flight.append(step)
+        self.in_flight.append(step)
+        if issued(step):
             self.outcome.steps += 1
             self.advance(step)
         else:
             self.device.complete(step.number)
-        line.in_flight, line.free = len(self.in_flight), self.free
+        line.in_flight, line.free = sum(map(issued, self.in_flight)), self.free
         if self.outcome.steps % OBSERVE_EVERY == 0:
             self.observe(quiet=False)
         return step
@@ -199,6 +203,8 @@ class Session:
         self.standing = 0 if further else self.standing + 1
 
     def complete(self) -> None:
+        while self.in_flight and not issued(self.in_flight[0]):
+            self.in_flight.popleft()
         if not self.in_flight:
             return
         step = self.in_flight.popleft()
@@ -260,10 +266,8 @@ class Session:
             for request in tuple(self.loading):
                 self.end_load(request, True)
             self.end_save()
-            step = self.schedule()
-            idle = 0 if step.rows or self.in_flight else idle + 1
-            if not step.rows:
-                self.complete()
+            self.schedule()
+            idle = 0 if any(map(issued, self.in_flight)) else idle + 1
         if self.target.busy():
             self.faults([stall(idle, self.standing, sorted(self.alive))])
             return False
@@ -350,6 +354,10 @@ class Session:
         frames = traceback.extract_tb(cause.__traceback__)
         signature = f"{type(cause).__name__} in {frames[-1].name if frames else '?'}"
         self.faults([Fault("engine-alive", f"the engine raised {crash}", signature)])
+
+
+def issued(step: Step) -> bool:
+    return bool(step.rows or step.copies)
 
 
 def stall(idle: int, standing: int, alive: list[str]) -> Fault:

@@ -22,6 +22,7 @@ from kvproof.reference.preemption import Preemption, Room
 from kvproof.reference.sequence import Sequence, Status
 from kvproof.reference.staging import Share, Staging
 from kvproof.reference.waiting import Waiting
+from kvproof.spec.errors import KvproofError
 from kvproof.spec.lineage import Lineage
 from kvproof.spec.records import Config, Copy, Row, Step
 
@@ -267,8 +268,9 @@ class Scheduler:
             sequence.stale = sum(1 for owner, life, *_ in rows if owner is sequence and life >= sequence.kept_from)
         else:
             sequence.kept_from, sequence.stale = sequence.life, 0
-        sequence.status = Status.WAITING
-        self.waiting.push(sequence)
+        if sequence.status is not Status.WAITING:  # a load can fail after its request was preempted
+            sequence.status = Status.WAITING
+            self.waiting.push(sequence)
 
     def end(self, sequence: Sequence, *, finished: bool = False) -> None:
         """A sequence is over, finished or aborted: nothing is remembered of it, except by loads and saves."""
@@ -305,7 +307,7 @@ class Scheduler:
         """
         flight = self.flights[0]
         if flight.number != number:
-            raise ValueError(f"step {number} completes before step {flight.number}: complete steps in their order")
+            raise KvproofError(f"step {number} completes before step {flight.number}: complete steps in their order")
         self.completed = number
         drained = self.fences.drain(number)
         if drained:
@@ -335,7 +337,7 @@ class Scheduler:
         said = said[: sequence.limit - sequence.known]
         if sequence.eos in said:
             said = said[: said.index(sequence.eos) + 1]
-        sequence.path.extend(said)
+        sequence.hear(said)
         return said
 
     def _settle(self, sequence: Sequence, life: int, count: int, said: list[int]) -> None:
@@ -382,8 +384,6 @@ class Scheduler:
             entry.tables[sequence.id] = [list(table) for table in sequence.tables]
             self.journal.close(entry, self.pool)
 
-    def note_failed(
-        self, sequence: Sequence, start: int, stop: int, hit: int, demand: int, kind: str = "allocate"
-    ) -> None:
+    def note_failed(self, sequence: Sequence, start: int, stop: int, hit: int, demand: int, kind: str = "allocate") -> None:
         if self.journal.on:
             self.note(Entry(kind, sequence.id, start, stop, hit, failed=True, demand=demand))

@@ -19,8 +19,8 @@ class Status(Enum):
 class Sequence:
     """Mutable state of one request.
 
-    path: the known text, prompt and accepted tokens. limit: length of the text at which it is finished. eos: a token that
-        finishes it before. outside: tokens that a connector can still load.
+    path, known: the text so far, prompt and accepted tokens, and its length. limit: the length at which it is finished.
+    eos: a token that finishes it before. outside: tokens that a connector can still load.
     computed: tokens computed when all issued steps are done. in_flight: how many of them are in steps not completed.
     placeholders: tokens that steps in flight will sample. So known + placeholders is the text that can be scheduled.
     tables: block ids per group, 0 for none. told: how much of each table the worker knows; None: nothing.
@@ -41,6 +41,7 @@ class Sequence:
         "junction",
         "kept",
         "kept_from",
+        "known",
         "last_step",
         "life",
         "limit",
@@ -70,7 +71,7 @@ class Sequence:
     ) -> None:
         self.id = request.id
         self.path = Path(root, request.prompt)
-        self.prompt = len(request.prompt)
+        self.prompt = self.known = len(request.prompt)
         self.tail = (self.prompt - 1) // geometry.unit * geometry.unit
         self.limit = limit
         self.rank = rank
@@ -91,13 +92,14 @@ class Sequence:
         self.kept: frozenset[int] = frozenset()
 
     @property
-    def known(self) -> int:
-        return len(self.path)
-
-    @property
     def goal(self) -> int:
         """How far it can be computed now. The last token of a text that is at its limit never is."""
-        return min(len(self.path) + self.placeholders, self.limit - 1)
+        return min(self.known + self.placeholders, self.limit - 1)
+
+    def hear(self, tokens: list[int]) -> None:
+        """Tokens were accepted: the text goes on with them."""
+        self.path.extend(tokens)
+        self.known += len(tokens)
 
     def blocks(self) -> list[int]:
         """What it holds, in the order in which it should be reused: the end of each table first."""

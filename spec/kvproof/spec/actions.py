@@ -18,7 +18,7 @@ from functools import cache
 from typing import Any
 
 from kvproof.spec.lineage import Content, Key
-from kvproof.spec.logic import answers, both, choose, covers, either, every, extends, negate, none, some
+from kvproof.spec.logic import Term, answers, both, choose, covers, either, every, extends, negate, none, some
 from kvproof.spec.state import Block, Holder, Owner, State
 
 
@@ -138,24 +138,19 @@ def release(state: State, holder: Holder, block: Block) -> None:
     """
     _may_leave(state, holder, block)
     used = state.last_use[block]
-    state.require(
-        "what is in use stays held",
-        either(
-            used <= state.horizon,
-            lambda: some(state.holds.at(block), lambda h: both(h != holder, lambda: state.reaches(h, used))),
-        ),
-    )
+    state.require("what is in use stays held", either(used <= state.horizon, lambda: _covered(state, holder, block, used)))
     _end(state, holder, block)
 
 
 @action
 def defer(state: State, holder: Holder, block: Block, until: int) -> None:
-    """A holder becomes a fence that ends with step `until`, which is not before the last use.
+    """A holder becomes a fence that ends with step `until`: not before the last use, unless another holder lasts till then.
 
     Seen in: Scheduler._free_request_blocks, _free_cow_retained_blocks (`deferred_frees`).
     """
     _may_leave(state, holder, block)
-    state.require("the fence reaches the last use", until >= state.last_use[block])
+    used = state.last_use[block]
+    state.require("the fence reaches the last use", either(until >= used, lambda: _covered(state, holder, block, used)))
     state.require("the fence is a step that exists", until <= state.staging)
     state.fenced[holder] = True
     state.fence[holder] = until
@@ -374,9 +369,8 @@ def cancel(state: State, holder: Holder, block: Block) -> None:
     alone = every(state.holds.at(block), lambda h: h == holder)
     moved = either(state.copied[block], state.source[block], state.loaded[block])
     cleared = both(state.zeroed[block], state.unordered)
-    staged = state.last_use[block] > state.issued
-    quiet = both(staged, alone, negate(moved), negate(cleared))
-    used = choose(quiet, state.issued, state.last_use[block])
+    quiet = both(alone, negate(moved), negate(cleared))
+    used = choose(quiet, state.used_before[block], state.last_use[block])
     state.after[block] = kept
     state.written[block] = False
     state.last_use[block] = used
@@ -447,6 +441,7 @@ def issue(state: State) -> None:
     """
     staging = state.staging
     state.last_use.set_each(state.zeroed, staging)
+    state.last_use.sink()
     state.after.sink()
     for flags in (state.zeroed, state.copied, state.source, state.loaded, state.written):
         flags.clear()
@@ -476,6 +471,11 @@ def _may_hold(state: State, holder: Holder, owner: Owner) -> None:
 def _may_leave(state: State, holder: Holder, block: Block) -> None:
     state.require("the holder is live on the block", state.live(holder, block))
     state.require("it does not load the block", negate(state.loading[holder, block]))
+
+
+def _covered(state: State, holder: Holder, block: Block, used: int) -> Term:
+    """Whether another holder of the block lasts until it was used."""
+    return some(state.holds.at(block), lambda h: both(h != holder, lambda: state.reaches(h, used)))
 
 
 def _may_publish(state: State, block: Block, key: Key) -> None:

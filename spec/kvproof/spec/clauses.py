@@ -103,7 +103,12 @@ def uses_are_counted(state: State, block: Block) -> Term:
         state.written[block],
         both(state.zeroed[block], state.unordered),
     )
-    return both(state.last_use[block] <= staging, implies(used, lambda: state.last_use[block] == staging))
+    return both(
+        state.used_before[block] <= state.issued,
+        state.used_before[block] <= state.last_use[block],
+        state.last_use[block] <= staging,
+        implies(used, lambda: state.last_use[block] == staging),
+    )
 
 
 @clause("a staged state read is a use", "used-stays-held")

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from kvproof.spec.checks import Fault
+from kvproof.spec.checks import Fault, Severity
 from kvproof.spec.geometry import NULL_BLOCK, Geometry, Group, Kind
 from kvproof.spec.lineage import UNKNOWN, ZERO, Content, Forest, Key, Lineage, Path, Rows, StateAt, written
 from kvproof.spec.records import Checkpoint, Load, Meaning, Request, Row, Step
@@ -239,6 +239,8 @@ class Device:
             return True
         if block == NULL_BLOCK:
             self._fault("null-written", f"{action}, null block", f"a {action} names the null block", request, block)
+            if action == "checkpoint":  # nobody reads what is exported there
+                self._step.faults[-1].severity = Severity.WASTE
         else:
             check = "copy-batch" if action == "copy" else "table-covers"
             what = f"a {action} names block {block} of a pool of {len(self._contents)}"

@@ -11,18 +11,23 @@ announced again. The exception is `emit_cached_block_events`, which repeats hits
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from kvproof.spec.checks import Fault
+from kvproof.spec.geometry import Group
 from kvproof.spec.records import Cleared, Event, Removed, Stored
 
 Entry = tuple[int, object]  # group, hash
 
 
 class Residency:
-    """Number of blocks under each (group, hash), by the events alone. Feed them in order; a Cleared starts anew."""
+    """Number of blocks under each (group, hash), by the events alone. Feed them in order; a Cleared starts anew.
 
-    def __init__(self) -> None:
+    groups: of the engine, where they are known: then the signature of a fault says which kind of entry it is about.
+    """
+
+    def __init__(self, groups: Sequence[Group] = ()) -> None:
+        self._groups = groups
         self._blocks: Counter[Entry] = Counter()
         self._announced: set[object] = set()  # hashes, since the last Cleared
 
@@ -36,7 +41,7 @@ class Residency:
         for event in events:
             match event:
                 case Stored():
-                    faults += _shape(event) + self._parent(event)
+                    faults += self._kind(event, _shape(event) + self._parent(event))
                     self._blocks.update((event.group, digest) for digest in event.hashes)
                     self._announced.update(event.hashes)
                 case Removed():
@@ -68,6 +73,12 @@ class Residency:
                 )
                 faults.append(Fault("event-residency", what, signature, step=step))
         self._blocks = truth
+        return faults
+
+    def _kind(self, event: Stored, faults: list[Fault]) -> list[Fault]:
+        for fault in faults if self._groups else ():
+            group = self._groups[event.group]
+            fault.signature += f" ({group.kind} group, {'full' if event.block_size == group.block_size else 'partial'} entry)"
         return faults
 
     def _parent(self, event: Stored) -> list[Fault]:

@@ -17,26 +17,35 @@ from kvproof.spec.geometry import Group, Kind
 class Lineage:
     """A token prefix. Equal prefixes are the same object; compare with `is`."""
 
-    __slots__ = ("_children", "_jump", "_keys", "length", "parent", "token")
+    __slots__ = ("_child", "_children", "_jump", "_keys", "length", "parent", "token")
 
     def __init__(self, parent: Lineage | None, token: object) -> None:
         self.parent = parent
         self.token = token
-        self.length: int = 0 if parent is None else parent.length + 1
-        self._children: dict[object, Lineage] = {}
-        self._keys: dict[int, Key] = {}
-        self._jump: Lineage | None = None
-        if parent is not None:
+        self._child: Lineage | None = None  # the first one: most nodes have no other
+        self._children: dict[object, Lineage] | None = None  # the others
+        self._keys: dict[int, Key] | None = None
+        if parent is None:
+            self.length = 0
+            self._jump = self
+        else:
+            self.length = parent.length + 1
             near = parent._jump
-            far = near._jump if near is not None else None
-            even = near is not None and far is not None and parent.length - near.length == near.length - far.length
-            self._jump = far if even else parent
+            far = near._jump
+            self._jump = far if parent.length - near.length == near.length - far.length else parent
 
     def then(self, token: int) -> Lineage:
         """The lineage with one more token."""
-        child = self._children.get(token)
+        child = self._child
         if child is None:
-            child = self._children[token] = Lineage(self, token)
+            child = self._child = Lineage(self, token)
+        elif child.token != token:
+            others = self._children
+            if others is None:
+                others = self._children = {}
+            child = others.get(token)
+            if child is None:
+                child = others[token] = Lineage(self, token)
         return child
 
     def extended(self, tokens: Iterable[int]) -> Lineage:
@@ -48,12 +57,14 @@ class Lineage:
 
     def prefix(self, length: int) -> Lineage:
         """The lineage of the first `length` tokens; itself when that is its length."""
-        if not 0 <= length <= self.length:
+        if length == self.length:
+            return self
+        if not 0 <= length < self.length:
             raise IndexError(f"prefix({length}) of a lineage of {self.length} tokens")
         node = self
         while node.length > length:
             jump = node._jump
-            if jump is not None and jump.length >= length:
+            if jump.length >= length:
                 node = jump
             else:
                 assert node.parent is not None
@@ -75,9 +86,12 @@ class Lineage:
 
     def key(self, group: Group) -> Key:
         """This lineage as the given group sees it."""
-        key = self._keys.get(group.index)
+        keys = self._keys
+        if keys is None:
+            keys = self._keys = {}
+        key = keys.get(group.index)
         if key is None:
-            key = self._keys[group.index] = Key(group, self)
+            key = keys[group.index] = Key(group, self)
         return key
 
     def __repr__(self) -> str:
@@ -110,8 +124,8 @@ class Path:
     def extend(self, tokens: Iterable[int]) -> None:
         node, nodes = self.nodes[-1], self.nodes
         for token in tokens:
-            child = node._children.get(token)
-            node = node.then(token) if child is None else child
+            child = node._child
+            node = node.then(token) if child is None or child.token != token else child
             nodes.append(node)
 
     def __getitem__(self, length: int) -> Lineage:
@@ -126,13 +140,17 @@ class Path:
 
 
 class Key:
-    """A lineage seen by a group: what a block may be found under, and what a reader may need. Made by `Lineage.key`."""
+    """A lineage seen by a group: what a block may be found under, and what a reader may need. Made by `Lineage.key`.
 
-    __slots__ = ("group", "lineage")
+    base: first token of the table slot whose block may carry this key.
+    """
+
+    __slots__ = ("base", "group", "lineage")
 
     def __init__(self, group: Group, lineage: Lineage) -> None:
         self.group = group
         self.lineage = lineage
+        self.base = (lineage.length - 1) // group.block_size * group.block_size
 
     @property
     def partial(self) -> bool:
@@ -141,12 +159,7 @@ class Key:
     @property
     def slot(self) -> int:
         """The table slot whose block may carry this key."""
-        return (self.lineage.length - 1) // self.group.block_size
-
-    @property
-    def base(self) -> int:
-        """First token of that slot."""
-        return self.slot * self.group.block_size
+        return self.base // self.group.block_size
 
     def covers(self, other: Key) -> bool:
         """Whether content that answers this key also answers the other one, whatever that content is.
@@ -158,7 +171,7 @@ class Key:
         return (
             self.group is other.group
             and self.group.kind is Kind.APPEND_ONLY
-            and self.slot == other.slot
+            and self.base == other.base
             and self.lineage.starts_with(other.lineage)
         )
 

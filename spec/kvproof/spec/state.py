@@ -102,7 +102,8 @@ class State:
         self.source: Function[Block, bool] = function(False)
         self.loaded: Function[Block, bool] = function(False)  # filled by a load that is ordered with the staged step
         self.written: Function[Block, bool] = function(False)
-        self.last_use: Function[Block, int] = function(0)  # newest step that reads or writes it
+        self.used_before: Function[Block, int] = function(0)  # newest issued step that reads or writes it
+        self.last_use: Layer[Block, int] = layer(self.used_before)  # the staged step counted in
         self.issued: int = 0
         self.completed: int = 0
         self.refusals: list[str] | None = None  # a list: guards that fail are noted there and the action goes on

@@ -1,0 +1,70 @@
+"""What is known about the installed release is still so, and is found without being told where to look."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvproof.audit.baseline import case_in, load_baseline
+from kvproof.audit.engines import make_harness
+from kvproof.audit.session import run_program
+from kvproof.audit.standalone import standalone
+from kvproof.audit.targets.vllm_target import VllmTarget
+
+TARGET = VllmTarget()
+BASELINE = Path(__file__).with_name(f"baseline-{TARGET.release}.json")
+ENTRIES = load_baseline(BASELINE).accepted
+SEEDS = (101, 102, 103, 104, 105)
+PROGRAMS = 60  # per seed; some seconds of a search
+KNOWN = {entry.identity for entry in ENTRIES}
+RETIRED_KEY = "retired-key", "publish: the key was not retired from it (append_only key, partial)"
+UNKNOWN_PARENT = "event-parent", "stored, unknown parent (append_only group, partial entry)"
+
+
+def found(seed: int, wanted: tuple[str, str]) -> bool:
+    """Whether a short search from this seed shows the finding."""
+    harness = make_harness("vllm")
+    for number in range(PROGRAMS):
+        program = harness.generate(random.Random(f"{seed}/{number}"), "all", ())
+        if program.config.geometry.scheduler_block <= 16 and wanted in run_program(TARGET, program).findings:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{entry.check}: {entry.signature}"[:80])
+def test_an_accepted_finding_still_occurs(entry: object) -> None:
+    case = case_in(entry, BASELINE)  # type: ignore[arg-type]
+    assert case.finding.identity in run_program(TARGET, case.program).findings
+
+
+@pytest.mark.parametrize("wanted", [RETIRED_KEY, UNKNOWN_PARENT], ids=["the retired key returns", "an unknown parent"])
+def test_a_known_bug_is_found_unaided(wanted: tuple[str, str]) -> None:
+    """Four of five seeds that nobody tuned for, where the release has the bug at all."""
+    if wanted not in KNOWN:
+        assert not any(found(seed, wanted) for seed in SEEDS[:2]), "found, and no entry of the baseline explains it"
+        return
+    assert sum(found(seed, wanted) for seed in SEEDS) >= 4
+
+
+def test_a_double_free_is_found_on_the_pool_alone() -> None:
+    harness = make_harness("vllm-pool")
+    checks: set[str] = set()
+    for number in range(80):
+        outcome = harness.run(harness.generate(random.Random(f"pool/{number}"), "all", ()))
+        checks |= {check for check, _ in outcome.findings}
+    assert {"refs-are-holders", "acquire-free"} <= checks
+
+
+def test_a_finding_runs_without_kvproof(tmp_path: Path) -> None:
+    """The printed program of the retired key fails by its own assertion, in a process that imports vLLM only."""
+    entry = next(entry for entry in ENTRIES if entry.identity == RETIRED_KEY)
+    program = tmp_path / "program.py"
+    program.write_text(standalone(case_in(entry, BASELINE)))
+    assert "kvproof" not in "".join(line for line in program.read_text().splitlines() if "import" in line)
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert "AssertionError" in done.stderr
