@@ -26,9 +26,9 @@ def connect(rng: random.Random, program: Program) -> Program:
     """Some requests get extras that fit the configuration; loads and saves end somewhere later, or when all is over."""
     operations: list[AnyOperation] = []
     loading: list[str] = []
-    for operation in program.operations:
+    for plain in program.operations:
+        operation = with_extras(rng, plain, program.config) if isinstance(plain, Add) else plain
         if isinstance(operation, Add):
-            operation = with_extras(rng, operation, program.config)
             if operation.outside and not operation.ordered:
                 loading.append(operation.id)
         elif loading and rng.random() < 0.4:

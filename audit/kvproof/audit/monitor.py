@@ -22,7 +22,7 @@ from kvproof.spec.actions import ACTIONS
 from kvproof.spec.checks import GUARDS, Fault, Severity
 from kvproof.spec.device import drafted, next_token
 from kvproof.spec.geometry import NULL_BLOCK, Group, Kind
-from kvproof.spec.lineage import UNKNOWN, Forest, Key, Lineage, Path, StateAt, written
+from kvproof.spec.lineage import Forest, Key, Lineage, Path, StateAt, written
 from kvproof.spec.records import Config, Request, Row, Step
 from kvproof.spec.state import Block, Holder, Owner, State
 

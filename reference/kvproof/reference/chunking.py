@@ -1,11 +1,13 @@
 """Where prefill chunks stop. A state is there to be kept only where a chunk ends, so ends are steered.
 
-Stops: the grid (multiples of the scheduler block), the last grid position and the last unit boundary that leave a token of
-the prompt to compute, and an observed junction. See `_mamba_block_aligned_split` of vLLM 0.32, whose rules these are, with
-the scheduler block in place of the one block size that vLLM has in mind. All numbers are tokens.
+Stops: the grid (where every state group ends a block; every group, if hits end at block boundaries only), the last grid
+position and the last unit boundary that leave a token of the prompt to compute, and an observed junction. These are the rules
+of `_mamba_block_aligned_split` of vLLM 0.32, with a grid in place of the one block size that vLLM has. All numbers are tokens.
 """
 
 from __future__ import annotations
+
+from math import lcm
 
 from kvproof.spec.records import Config
 
@@ -16,7 +18,7 @@ class Chunking:
     def __init__(self, config: Config) -> None:
         geometry = config.geometry
         self.free = not geometry.states  # without states every position can be resumed at
-        self.grid = geometry.scheduler_block
+        self.grid = lcm(*(group.block_size for group in geometry.states)) if geometry.fine else geometry.scheduler_block
         self.unit = geometry.unit if geometry.fine else self.grid
         self.widest = config.max_batched_tokens
         self.exact = config.junctions and geometry.fine

@@ -15,7 +15,6 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from kvproof.spec.lineage import Content, Key
 from kvproof.spec.logic import Term, answers, both, choose, covers, either, every, extends, negate, none, some

@@ -167,8 +167,8 @@ class Device:
         return self._step.faults
 
     def sampled(self, step: Step) -> dict[str, int | list[int]]:
-        """The token of each row that samples, or its right drafts and one more, from the request's true text and not from what the row read, so that one
-        corruption does not cascade. Raises KeyError where the step is not in flight."""
+        """The token of each row that samples, or its right drafts and one more. They come from the request's true text and not
+        from what the row read, so that one corruption does not cascade. Raises KeyError where the step is not in flight."""
         return dict(self._flights[step.number].tokens)
 
     def complete(self, step_number: int) -> None:
