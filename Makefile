@@ -21,7 +21,8 @@ DEPS := .venv-vllm-deps
 REAL := .venv-vllm-$(VLLM)
 ENV_reference := $(BASE)
 ENV_vllm := $(REAL)
-ENV := $(or $(ENV_$(TARGET)),$(error TARGET must be reference or vllm; it is "$(TARGET)"))
+ENV_vllm-pool := $(REAL)
+ENV := $(or $(ENV_$(TARGET)),$(error TARGET must be reference, vllm or vllm-pool; it is "$(TARGET)"))
 RESULTS := .test-results
 
 export VLLM_LOGGING_LEVEL := ERROR
@@ -48,7 +49,7 @@ endef
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
-	@echo '  variables: TARGET=reference|vllm  VLLM=$(VLLM)  ARGS="--time 60 --seed 3"  PYTHON=...'
+	@echo '  variables: TARGET=reference|vllm|vllm-pool  VLLM=$(VLLM)  ARGS="--time 60 --seed 3"  PYTHON=...'
 
 fuzz: $(ENV)/.stamp ## search for a violation: TARGET=reference or TARGET=vllm (VLLM=release)
 	@$(ENV)/bin/kvproof fuzz --target $(TARGET) $(ARGS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TypeVar
+from zlib import crc32
 
 import msgspec
 
@@ -53,9 +54,10 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def name(self) -> str:
         """A file name for it: the check, and the words of the signature."""
-        words = "".join(c if c.isalnum() else "-" for c in self.finding.signature.lower())
-        parts = [self.finding.check, *[word for word in words.split("-") if word][:6]]
-        return "-".join(parts)
+        letters = "".join(c if c.isalnum() else " " for c in self.finding.signature.lower())
+        words = letters.split()
+        more = [f"{crc32(letters.encode()) & 0xFFFF:04x}"] if len(words) > 6 else []
+        return "-".join([self.finding.check, *words[:6], *more])
 
 
 def case_of(target: str, release: str, geometry: str, origin: str, finding: Finding, program: Program) -> Case:

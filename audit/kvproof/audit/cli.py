@@ -129,8 +129,9 @@ def compare(summary: Summary, baseline: Baseline, path: Path | None, engine: Har
         seen = {violation.identity for violation in summary.violations}
 
         def shows(case: Case) -> bool:
-            if case.target != engine.name:
-                return True  # for a run on that target to tell
+            preset = case.geometry if case.geometry in PRESETS else None
+            if (case.target, preset) != (engine.name, engine.preset and engine.preset.name):
+                return True  # for a run on that target, or on that preset, to tell
             return any(violation.identity == case.finding.identity for violation in replay(engine, case))
 
         summary.gone = gone(baseline, path, seen, shows)
@@ -142,7 +143,7 @@ def write_cases(summary: Summary, out: Path) -> dict[Identity, Path]:
     for violation in summary.new:
         path = paths[violation.identity] = out / f"{violation.case.name}.json"
         save(violation.case, path)
-        path.with_suffix(".py").write_text(standalone(violation.case))
+        path.with_suffix(".py").write_text(standalone(violation.case, [line.step for line in violation.lines]))
     return paths
 
 

@@ -6,7 +6,6 @@ from collections import defaultdict, deque
 from typing import TYPE_CHECKING
 
 from kvproof.audit.target import Op, OpKind
-from kvproof.spec import actions
 from kvproof.spec.device import drafted, load_contents
 from kvproof.spec.geometry import Kind
 from kvproof.spec.lineage import UNKNOWN
@@ -57,7 +56,7 @@ class Connector:
         monitor.seat(life, op, op.tables[life.request.id] or [])
         for holder, block in held(life):
             if block in op.taken:
-                monitor.take(actions.begin_load, holder, block, UNKNOWN)
+                monitor.kernel.begin_load(holder, block, UNKNOWN)
 
     def end(self, life: Life, op: Op) -> None:
         monitor, request = self.monitor, life.request.id
@@ -71,13 +70,13 @@ class Connector:
             ):
                 contents[group.index, block] = content, key
             for holder, block in loading:
-                monitor.take(actions.end_load, holder, block, *contents[holder.group, block])
+                monitor.kernel.end_load(holder, block, *contents[holder.group, block])
             return
         for _, block in loading:
-            monitor.take(actions.spoil, block, UNKNOWN)
+            monitor.kernel.spoil(block, UNKNOWN)
         monitor.leave_table(life, op)
         if self.orphans.pop(request, None):
-            monitor.take(actions.finish, life.owner)
+            monitor.kernel.finish(life.owner)
 
     def within(self, life: Life, step: Step) -> None:
         """The loads that are part of the step being staged."""
@@ -88,7 +87,7 @@ class Connector:
                 holder = life.holders[group.index][slot]
                 if holder is not None:
                     life.staged.append((holder, block))
-                    self.monitor.take(actions.stage_load, holder, block, content, key)
+                    self.monitor.kernel.stage_load(holder, block, content, key)
 
     def spoil(self, life: Life, op: Op) -> None:
         """A load of an issued step had failed: what was loaded and what was computed from it is void."""
@@ -97,7 +96,7 @@ class Connector:
         for group in monitor.groups if load else ():
             for slot, block in enumerate(life.tables[group.index]):
                 if load and block and (group.kind is Kind.STATE or (slot + 1) * group.block_size > load.start):
-                    monitor.take(actions.spoil, block, UNKNOWN)
+                    monitor.kernel.spoil(block, UNKNOWN)
         monitor.leave_table(life, op)
 
     # --------------------------------------------------------------------------------------------------------------- saves
@@ -105,12 +104,12 @@ class Connector:
     def start(self, kind: str, request: str) -> Owner:
         self.count += 1
         job = Owner("job", f"{self.count} ({kind} of {request})")
-        self.monitor.take(actions.start, job)
+        self.monitor.kernel.start(job)
         return job
 
     def hand_over(self, life: Life, job: Owner, jobs: deque[tuple[Owner, Held]] | None = None) -> None:
         for holder, block in held(life):
-            self.monitor.take(actions.hand_over, holder, block, job)
+            self.monitor.kernel.hand_over(holder, block, job)
         if jobs is not None:
             jobs.append((job, held(life)))
 
@@ -123,7 +122,7 @@ class Connector:
         fences = {block: until for until, fenced in op.deferred for block in fenced}
         for holder, block in blocks:
             monitor.leave(holder, block, fences.get(block))
-        monitor.take(actions.finish, job)
+        monitor.kernel.finish(job)
 
     def outlive(self, life: Life) -> bool:
         """A request ends while a load into its blocks runs: the load goes on, and owns them. Whether that is so."""
@@ -131,7 +130,7 @@ class Connector:
             return False
         job = self.start("load", life.request.id)
         self.hand_over(life, job)
-        self.monitor.take(actions.finish, life.owner)
+        self.monitor.kernel.finish(life.owner)
         life.owner = job
         self.orphans[life.request.id] = life
         return True
@@ -145,7 +144,7 @@ class Connector:
         for holder, _ in held(life):
             for need in tuple(self.monitor.state.needs.of(holder)):
                 if need.lineage.length > known + right:
-                    self.monitor.take(actions.forget, holder, need)
+                    self.monitor.kernel.forget(holder, need)
 
 
 def held(life: Life) -> Held:

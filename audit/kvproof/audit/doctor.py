@@ -51,4 +51,9 @@ def examine() -> list[str]:
     lines = ["installed", *(f"  {line}" for line in installed()), f"checks\n  {len(CHECKS)} in the registry", "targets"]
     for name, reason in targets().items():
         lines.append(f"  {name}: {TARGETS[name]}: {'available' if reason is None else f'not available: {reason}'}")
-    return [*lines, "tests", "  make test: all that need no GPU", f"  make test-gpu: those that need a CUDA device ({cuda()})"]
+    return [
+        *lines,
+        "tests",
+        "  make test: all that need no GPU",
+        f"  make test-gpu: those that need a CUDA device, none before the copy path ({cuda()})",
+    ]

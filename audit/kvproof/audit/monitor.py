@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvproof.audit.compiled import compiled
 from kvproof.audit.connector import Connector
 from kvproof.audit.target import Hash, Observation, Op, OpKind, Result
-from kvproof.spec import actions
 from kvproof.spec.actions import ACTIONS
 from kvproof.spec.checks import GUARDS, Fault, Severity
 from kvproof.spec.device import drafted, next_token
@@ -90,9 +90,8 @@ class Monitor:
         self.unit = config.geometry.unit
         self.forest = forest
         self.state = State(unordered=config.fences)
-        self.refused: list[str] = []
-        self.state.refusals = self.refused
         self.counts: Counter[str] = Counter()
+        self.kernel = compiled(self.state, self.refuse, self.counts)
         self.lives: dict[str, Life] = {}
         self.epochs: Counter[str] = Counter()
         self.lineages: dict[Hash, Lineage] = {}
@@ -117,7 +116,7 @@ class Monitor:
         """A request was sent to the engine; an id that ended before begins a new life."""
         self.epochs[request.id] += 1
         owner = Owner("request", request.id, self.epochs[request.id])
-        self.take(actions.start, owner)
+        self.kernel.start(owner)
         path = Path(self.forest.root(request.salt), request.prompt)
         empty = len(self.groups)
         self.lives[request.id] = Life(request, owner, path, [[] for _ in range(empty)], [[] for _ in range(empty)])
@@ -149,7 +148,7 @@ class Monitor:
     def completed(self, ops: Iterable[Op], step: Step, result: Result, hashes: Hashes) -> list[Fault]:
         """The oldest step in flight is done, what the engine did on its completion, and which requests ended with it."""
         if step.rows or step.copies:
-            self.take(actions.complete)
+            self.kernel.complete()
         self.connector.failing = {load.request: load for load in step.loads if load.request in result.failed}
         for row in step.rows:
             life = self.lives.get(row.request) if row.drafts else None
@@ -172,7 +171,7 @@ class Monitor:
         life = self.lives.pop(request, None)
         if life is None or self.connector.outlive(life):
             return
-        self.take(actions.finish, life.owner)
+        self.kernel.finish(life.owner)
         if self.state.alive[life.owner] is False and any(any(table) for table in life.tables):
             held = [block for table in life.tables for block in table if block]
             self.fault("no-orphan", f"request {request} is over and still holds blocks {held}", "table outlives request")
@@ -277,7 +276,7 @@ class Monitor:
             reach = op.hit
         need = life.text(max(reach, 1)).key(group)
         key = next((k for k in self.state.keyed.at(block) if k.covers(need)), need)
-        if self.take(actions.share, holder, block, key, need, life.owner):
+        if self.kernel.share(holder, block, key, need, life.owner):
             self.state.needs.clear_of(holder)
 
     def acquire(self, life: Life, group: Group, slot: int, block: Block) -> Holder:
@@ -289,9 +288,9 @@ class Monitor:
     def take_block(self, holder: Holder, block: Block, owner: Owner) -> None:
         for key in self.state.keyed.at(block):
             self.touch_key(key)
-        self.take(actions.acquire, holder, block, owner)
+        self.kernel.acquire(holder, block, owner)
         if self.zeroes and self.zeroes.get(block) is self.op:
-            self.take(actions.stage_zero, block)
+            self.kernel.stage_zero(block)
 
     def redirect(self, life: Life, group: Group, slot: int, source: Block, target: Block) -> None:
         """Consumer copy-on-write: the slot that hit the source goes on with a private copy."""
@@ -299,7 +298,7 @@ class Monitor:
         assert hitter is not None
         holder = self.acquire(life, group, slot, target)
         self.pin(group, target)
-        refused = self.take(actions.redirect, hitter, source, holder, target)
+        refused = self.kernel.redirect(hitter, source, holder, target)
         self.pins.append((hitter, source))
         if refused:
             self.state.needs.clear_of(holder)
@@ -311,15 +310,15 @@ class Monitor:
         self.take_block(holder, target, life.owner)
         self.pin(group, target)
         self.pin(group, source)
-        self.take(actions.move, source, target)
-        self.take(actions.release, holder, target)
+        self.kernel.move(source, target)
+        self.kernel.release(holder, target)
 
     def group_of(self, life: Life, block: Block) -> Group:
         return next((g for g in self.groups if block in life.tables[g.index]), self.groups[-1])
 
     def pin(self, group: Group, block: Block) -> None:
         fence = Holder(group.index, ("copy", self.state.staging))
-        self.take(actions.pin, fence, block, self.state.staging)
+        self.kernel.pin(fence, block, self.state.staging)
         self.pins.append((fence, block))
 
     # ------------------------------------------------------------------------------------------------ what the step does
@@ -346,7 +345,7 @@ class Monitor:
                 holder = holders[slot]
                 if holder is not None:
                     life.staged.append((holder, table[slot]))
-                    self.take(actions.stage_read, holder, table[slot])
+                    self.kernel.stage_read(holder, table[slot])
         row = self.drafts.get(life.request.id) if self.drafts else None
         for slot in range(first, min((stop - 1) // size + 1, len(table))):
             holder, block = holders[slot], table[slot]
@@ -365,7 +364,7 @@ class Monitor:
             if holder is not None:
                 key = life.text(start).key(group)
                 life.staged.append((holder, table[slot]))
-                if self.take(actions.stage_read_state, holder, table[slot], key):
+                if self.kernel.stage_read_state(holder, table[slot], key):
                     self.state.reads.clear_of(holder)
         slot = (stop - 1) // size
         holder = holders[slot] if slot < len(holders) else None
@@ -383,10 +382,10 @@ class Monitor:
 
     def write(self, life: Life, holder: Holder, block: Block, content: Any, need: Key) -> None:
         life.staged.append((holder, block))
-        self.take(actions.stage_write, holder, block, content, need)
+        self.kernel.stage_write(holder, block, content, need)
 
     def issue(self) -> None:
-        self.take(actions.issue)
+        self.kernel.issue()
         self.pins.clear()
         for life in self.lives.values():
             if life.staged:
@@ -394,7 +393,7 @@ class Monitor:
         endings, self.endings = self.endings, []
         self.credit.clear()
         for holder, block in endings:
-            self.take(actions.expire, holder, block)
+            self.kernel.expire(holder, block)
 
     # --------------------------------------------------------------------------------------------------- how holders end
 
@@ -403,9 +402,9 @@ class Monitor:
         if holder is None:
             return
         if until is None:
-            self.take(actions.release, holder, block)
+            self.kernel.release(holder, block)
             return
-        self.take(actions.defer, holder, block, until)
+        self.kernel.defer(holder, block, until)
         self.deferred.setdefault(block, []).append(holder)
 
     def free(self, op: Op, step: Step | None, hashes: Hashes) -> None:
@@ -428,7 +427,7 @@ class Monitor:
         """Preempted in the step that it was scheduled in: its reads and writes are withdrawn."""
         for holder, block in dict.fromkeys(life.staged):
             if self.state.holds[holder, block]:
-                self.take(actions.cancel, holder, block)
+                self.kernel.cancel(holder, block)
         life.staged.clear()
 
     def leave_table(self, life: Life, op: Op) -> None:
@@ -473,7 +472,7 @@ class Monitor:
             if not fenced:
                 del self.deferred[block]
             self.overdue.discard(holder)
-            self.take(actions.expire, holder, block)
+            self.kernel.expire(holder, block)
 
     def check_fences(self) -> None:
         """A fence may outlast its step by the steps in flight, not more."""
@@ -526,12 +525,12 @@ class Monitor:
             longest = max(added, key=lambda k: k.lineage.length, default=None)
             if longest and gone and all(longest.lineage.starts_with(k.lineage) for k in gone):
                 added.discard(longest)
-                self.publish(op, block, longest, actions.promote)
+                self.publish(block, longest, self.kernel.promote)
                 gone = set(self.state.keyed.at(block)) - shown
             for key in gone:
                 self.retract(block, key)
             for key in added:
-                self.publish(op, block, key, actions.publish)
+                self.publish(block, key, self.kernel.publish)
 
     def key(self, block: Block, group: int, name: Hash) -> Key | None:
         lineage = self.lineages.get(name)
@@ -540,15 +539,15 @@ class Monitor:
             return None
         return lineage.key(self.groups[group])
 
-    def publish(self, op: Op, block: Block, key: Key, act: Callable[..., None]) -> None:
+    def publish(self, block: Block, key: Key, act: Callable[..., bool]) -> None:
         self.touch_key(key)
         for old in self.state.keyed.at(block):
             self.touch_key(old)
-        self.take(act, block, key)
+        act(block, key)
 
     def retract(self, block: Block, key: Key) -> None:
         self.touch_key(key)
-        self.take(actions.retract, block, key)
+        self.kernel.retract(block, key)
 
     def forget_keys(self) -> None:
         for key, block in self.state.keyed.pairs():
@@ -642,18 +641,10 @@ class Monitor:
 
     # ------------------------------------------------------------------------------------------------------- reporting
 
-    def take(self, action: Callable[..., None], *arguments: Any) -> bool:
-        """Take an action whatever its guards say; refused guards become faults. Whether any guard refused."""
-        self.counts[action.__name__] += 1
-        action(self.state, *arguments)
-        if not self.refused:
-            return False
-        name = action.__name__
-        told = STORIES[name].format(**dict(zip(ACTIONS[name].parameters, arguments, strict=True)))
-        for guard in self.refused:
-            self.fault(GUARDS[guard], f"{told}: not so that {guard}", f"{name}: {guard}{kind_of(arguments)}")
-        self.refused.clear()
-        return True
+    def refuse(self, guard: str, action: str, arguments: tuple[Any, ...]) -> None:
+        """A guard refused: a fault. The action is taken all the same."""
+        told = STORIES[action].format(**dict(zip(ACTIONS[action].parameters, arguments, strict=True)))
+        self.fault(GUARDS[guard], f"{told}: not so that {guard}", f"{action}: {guard}{kind_of(arguments)}")
 
     def fault(
         self, check: str, what: str, signature: str, *, severity: Severity | None = None, blocks: tuple[int, ...] = ()

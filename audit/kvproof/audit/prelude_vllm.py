@@ -123,6 +123,7 @@ class Engine:
         self.texts: dict[str, list[int]] = {}
         self.flying: list[tuple[Any, dict[str, list[int]]]] = []
         self.events: list[Any] = []
+        self.copies: list[list[tuple[int, int]]] = []  # (source, target) of each step
 
     def add(
         self, name: str, *prompt: range, max_tokens: int, priority: int = 0, salt: str | None = None, after: str = ""
@@ -160,6 +161,7 @@ class Engine:
         self.flying.append((out, tokens))
         new = {request.req_id: (request.num_computed_tokens, list(request.block_ids)) for request in out.scheduled_new_reqs}
         copies = [(copy.src_block_id, copy.dst_block_id) for copy in out.kv_cache_block_copies or ()]
+        self.copies.append(copies)
         self.say(
             f"step {dict(out.num_scheduled_tokens)} new (hit, table) {new} copies {copies} preempted {out.preempted_req_ids}"
         )
@@ -259,6 +261,10 @@ class Engine:
     def two_keys(self) -> list[str]:
         """Blocks under two keys: the shorter one was retired when the longer one came."""
         return [f"block {block.block_id}: {keys}" for block in self.pool.blocks if len(keys := self.keys(block)) > 1]
+
+    def chained_copies(self) -> list[str]:
+        """Steps in which a copy reads what another one writes: the worker reads all sources first, so it gets old bytes."""
+        return [f"{copies}" for copies in self.copies if {a for a, _ in copies} & {b for _, b in copies}]
 
     def show(self) -> None:
         """Reference counts, keys and tables."""

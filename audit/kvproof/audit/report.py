@@ -151,7 +151,7 @@ def group_text(group: list[Violation], paths: Paths) -> list[str]:
     if steps:
         lines.append(f"  setting    {setting(case.config)}")
     lines += [f"  story      {story(case.program, first, group[0].finding.what)}"]
-    lines += ["  program", *indented(operations_text(case), 4)]
+    lines += ["  program", *indented(operations_text(case, [line.step for line in steps]), 4)]
     if steps:
         lines += ["  steps", *indented(render(around(steps, first)), 4)]
     where = paths.get(group[0].identity)

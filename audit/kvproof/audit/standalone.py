@@ -6,6 +6,7 @@ what to look at in vLLM's own state.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from kvproof.audit.program import (
     Take,
 )
 from kvproof.spec.geometry import Kind
-from kvproof.spec.records import Config
+from kvproof.spec.records import Config, Step
 
 PRELUDES = {name: Path(__file__).with_name(f"prelude_{name.replace('-', '_')}.py") for name in ("vllm", "vllm-pool")}
 
@@ -51,24 +52,27 @@ CALLS = {
 }
 
 
-def standalone(case: Case) -> str:
-    """A complete file."""
+CHAINED = "assert engine.chained_copies() == [], engine.chained_copies()"
+
+
+def standalone(case: Case, steps: Sequence[Step] = ()) -> str:
+    """A complete file. steps: what the engine did, where it is known: it helps to say what to look at."""
     if case.target not in PRELUDES:
-        return "\n".join([*operations_text(case), ""])
+        return "\n".join([*operations_text(case, steps), ""])
     test = f"test_{case.name.replace('-', '_')}"
-    body = ["", "", f"def {test}() -> None:", *(f"    {line}" for line in operations_text(case))]
+    body = ["", "", f"def {test}() -> None:", *(f"    {line}" for line in operations_text(case, steps))]
     main = ["", "", 'if __name__ == "__main__":', f"    {test}()", ""]
     return PRELUDES[case.target].read_text() + "\n".join([*body, *main])
 
 
-def operations_text(case: Case) -> list[str]:
+def operations_text(case: Case, steps: Sequence[Step] = ()) -> list[str]:
     """The part that differs from case to case, as it stands in the file."""
     finding = case.finding
     head = [f"# {finding.check} ({finding.signature}), found on {case.target} {case.release}:", f"# {finding.what}"]
     if case.target == "vllm-pool":
         return [*head, f"engine = Pool({case.config.geometry.num_blocks})", *calls(case)]
     if case.target == "vllm":
-        ending = filter(None, [ENDINGS.get(finding.check)])
+        ending = filter(None, [ENDINGS.get(finding.check) or (CHAINED if any(map(chained, steps)) else None)])
         return [
             *head,
             f"engine = Engine({engine_arguments(case.config)})",
@@ -78,6 +82,11 @@ def operations_text(case: Case) -> list[str]:
             *ending,
         ]
     return head + on_kvproof(case)
+
+
+def chained(step: Step) -> bool:
+    """Whether a copy reads what another copy of the same step writes."""
+    return not {copy.src for copy in step.copies}.isdisjoint(copy.dst for copy in step.copies)
 
 
 def calls(case: Case) -> list[str]:

@@ -10,7 +10,7 @@ The order of calls: `reset`, then any of `add`, `abort`, `schedule`, `complete`,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -70,14 +70,14 @@ class Op:
     stop: int = 0
     hit: int = 0
     failed: bool = False
-    taken: list[int] = field(default_factory=list)
-    hits: list[int] = field(default_factory=list)
-    dropped: list[int] = field(default_factory=list)
+    taken: Sequence[int] = ()
+    hits: Sequence[int] = ()
+    dropped: Sequence[int] = ()
     tables: dict[str, list[list[int]] | None] = field(default_factory=dict)
-    copies: list[tuple[int, int]] = field(default_factory=list)
+    copies: Sequence[tuple[int, int]] = ()
     refs: dict[int, int] = field(default_factory=dict)
-    keys: list[tuple[int, list[tuple[int, Hash]]]] = field(default_factory=list)
-    deferred: list[tuple[int, list[int]]] = field(default_factory=list)
+    keys: Sequence[tuple[int, list[tuple[int, Hash]]]] = ()
+    deferred: Sequence[tuple[int, list[int]]] = ()
     demand: int | None = None
     free_blocks: int | None = None
 

@@ -28,26 +28,29 @@ class Residency:
 
     def __init__(self, groups: Sequence[Group] = ()) -> None:
         self._groups = groups
-        self._blocks: Counter[Entry] = Counter()
+        self._blocks: dict[Entry, int] = {}
         self._announced: set[object] = set()  # hashes, since the last Cleared
 
     def blocks(self, group: int, digest: object) -> int:
         """How many blocks of the group can be found under this hash."""
-        return self._blocks[group, digest]
+        return self._blocks.get((group, digest), 0)
 
     def consume(self, events: Iterable[Event], step: int = 0) -> list[Fault]:
         """Take events in. `step` is where the faults say they happened."""
         faults: list[Fault] = []
+        blocks = self._blocks
         for event in events:
             match event:
                 case Stored():
                     faults += self._kind(event, _shape(event) + self._parent(event))
-                    self._blocks.update((event.group, digest) for digest in event.hashes)
+                    for digest in event.hashes:
+                        entry = event.group, digest
+                        blocks[entry] = blocks.get(entry, 0) + 1
                     self._announced.update(event.hashes)
                 case Removed():
                     faults += self._remove(event)
                 case Cleared():
-                    self._blocks.clear()
+                    blocks.clear()
                     self._announced.clear()
         for fault in faults:
             fault.step = step
@@ -59,20 +62,22 @@ class Residency:
         One fault for each way to differ, with an example. The replay goes on from the index, so that a difference is
         found once.
         """
-        truth = Counter({entry: blocks for entry, blocks in index.items() if blocks})
+        truth = {entry: blocks for entry, blocks in index.items() if blocks}
+        heard, self._blocks = self._blocks, truth
+        if heard == truth:
+            return []
         faults = []
         for signature, surplus in (
-            ("index, more blocks than announced", truth - self._blocks),
-            ("index, fewer blocks than announced", self._blocks - truth),
+            ("index, more blocks than announced", Counter(truth) - Counter(heard)),
+            ("index, fewer blocks than announced", Counter(heard) - Counter(truth)),
         ):
             if surplus:
                 group, digest = example = next(iter(surplus))
                 what = (
                     f"{len(surplus)} hashes differ; {_name(digest)} of group {group}: "
-                    f"{self._blocks[example]} blocks by the events, {truth[example]} in the index"
+                    f"{heard.get(example, 0)} blocks by the events, {truth.get(example, 0)} in the index"
                 )
                 faults.append(Fault("event-residency", what, signature, step=step))
-        self._blocks = truth
         return faults
 
     def _kind(self, event: Stored, faults: list[Fault]) -> list[Fault]:
@@ -98,13 +103,12 @@ class Residency:
         faults = []
         for digest in event.hashes:
             entry = event.group, digest
-            if self._blocks[entry] < 1:
+            blocks = self._blocks.pop(entry, 0)
+            if blocks > 1:
+                self._blocks[entry] = blocks - 1
+            elif blocks < 1:
                 what = f"group {event.group} removes {_name(digest)}, under which no block is"
                 faults.append(Fault("event-residency", what, "removed, not resident"))
-            elif self._blocks[entry] == 1:
-                del self._blocks[entry]
-            else:
-                self._blocks[entry] -= 1
         return faults
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 from kvproof.audit.target import TargetUnavailable
@@ -46,6 +47,11 @@ class Checkpoints:
             compute = import_module(MODULE).compute_mamba_prefill_checkpoints
         except (ImportError, AttributeError) as error:
             raise TargetUnavailable(f"{MODULE}.compute_mamba_prefill_checkpoints is missing ({error})") from error
+        if "cache_hit_alignment_tokens" not in signature(compute).parameters:
+            raise TargetUnavailable(
+                f"{MODULE}.compute_mamba_prefill_checkpoints takes no cache_hit_alignment_tokens: "
+                "drive checkpoint groups on 0.32 or later"
+            )
         return cls(geometry, scheduler, compute)
 
     def of_step(self, step: Step) -> list[Checkpoint]:

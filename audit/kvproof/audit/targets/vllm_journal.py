@@ -30,6 +30,10 @@ _SCHEDULER_COLLECTIONS = (
 )
 
 
+_ALLOCATE, _FREE, _COPIES_OUT = OpKind.ALLOCATE, OpKind.FREE, OpKind.COPIES_OUT  # the enum is slow to ask
+_DRAIN, _RESET, _OTHER = OpKind.DRAIN, OpKind.RESET, OpKind.OTHER
+
+
 class Journal:
     """Writes down what `scheduler` does from now on. client_name: the client's name of a request id inside the engine."""
 
@@ -151,7 +155,7 @@ class Journal:
             start = request.num_computed_tokens + num_new_computed_tokens
             start += options.get("num_external_computed_tokens", 0)
             blocks = allocate_slots(request, num_new_tokens, num_new_computed_tokens, *args, **options)
-            op = Op(OpKind.ALLOCATE, None, start, start + num_new_tokens, num_new_computed_tokens, blocks is None)
+            op = Op(_ALLOCATE, None, start, start + num_new_tokens, num_new_computed_tokens, blocks is None)
             self._close_allocation(op, request.request_id)
             return blocks
 
@@ -159,7 +163,7 @@ class Journal:
             self._begin()
             cache_blocks(request, num_computed_tokens)
             if self._touched():
-                self._close(Op(OpKind.OTHER, self._name(request.request_id)))
+                self._close(Op(_OTHER, self._name(request.request_id)))
 
         coordinator.get_num_blocks_to_allocate, manager.allocate_slots = on_estimate, on_allocate_slots
         manager.cache_blocks = on_cache_blocks
@@ -171,7 +175,7 @@ class Journal:
         def on_evict_blocks(block_ids: Any) -> None:
             self._begin()
             evict_blocks(block_ids)
-            self._close(Op(OpKind.OTHER))
+            self._close(Op(_OTHER))
 
         def on_reset_prefix_cache() -> bool:
             self._begin()
@@ -179,7 +183,7 @@ class Journal:
             done: bool = reset_prefix_cache()
             for block_id in sorted(keyed):
                 self._note_keys(pool.blocks[block_id])
-            self._close(Op(OpKind.RESET, failed=not done))
+            self._close(Op(_RESET, failed=not done))
             return done
 
         manager.evict_blocks, manager.reset_prefix_cache = on_evict_blocks, on_reset_prefix_cache
@@ -194,21 +198,21 @@ class Journal:
             held = self._table(request.request_id) is not None
             free_request(request)
             if held or self._touched():
-                op = Op(OpKind.FREE, self._name(request.request_id))
+                op = Op(_FREE, self._name(request.request_id))
                 op.tables[self._name(request.request_id)] = self._table(request.request_id)
                 self._close(op)
 
         def on_free_cow_retained_blocks(blocks: Any, fence_seq: int) -> None:
             self._begin()
             free_copies(blocks, fence_seq)
-            self._close(Op(OpKind.COPIES_OUT))
+            self._close(Op(_COPIES_OUT))
 
         def on_drain_deferred_frees() -> None:
             self._begin()
             drain_deferred()
             self._deferred_seen = len(scheduler.deferred_frees)
             if self._touched():
-                self._close(Op(OpKind.DRAIN))
+                self._close(Op(_DRAIN))
 
         scheduler._free_request_blocks = on_free_request_blocks
         scheduler._free_cow_retained_blocks = on_free_cow_retained_blocks
@@ -221,8 +225,8 @@ class Journal:
 
     def _begin(self) -> None:
         """What was touched outside of any operation that we know becomes one of its own."""
-        if self._touched():
-            self._close(Op(OpKind.OTHER))
+        if self._taken or self._hits or self._dropped or self._keyed:
+            self._close(Op(_OTHER))
         self._demand = None
 
     def _close_allocation(self, op: Op, request_id: str) -> None:
@@ -251,10 +255,10 @@ class Journal:
         if self._keyed:
             op.keys, self._keyed = self._keyed, []
         deferred = self._scheduler.deferred_frees
-        while self._deferred_seen < len(deferred):
-            fence, blocks = deferred[self._deferred_seen]
-            op.deferred.append((fence, [block.block_id for block in blocks]))
-            self._deferred_seen += 1
+        if self._deferred_seen < len(deferred):
+            new = [deferred[position] for position in range(self._deferred_seen, len(deferred))]
+            op.deferred = [(fence, [block.block_id for block in blocks]) for fence, blocks in new]
+            self._deferred_seen = len(deferred)
         op.free_blocks = self._pool.free_block_queue.num_free_blocks
         self._ops.append(op)
 

@@ -16,10 +16,14 @@ class PoolView:
     def __init__(self, pool: Any, name: Callable[[bytes], Hash]) -> None:
         self._pool = pool
         self._name = name
+        self._entries: dict[bytes, Entry] = {}
 
     def entry(self, key: bytes) -> Entry:
         """A key of the index as (group, name of the prefix). vLLM packs the hash, then the group in four bytes."""
-        return int.from_bytes(key[-4:], "big"), self._name(key[:-4])
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = int.from_bytes(key[-4:], "big"), self._name(key[:-4])
+        return entry
 
     def keys(self, block: Any) -> list[Entry]:
         """Entries of a block that both the block and the index know."""
