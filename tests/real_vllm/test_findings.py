@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvproof.audit.baseline import Entry, case_in, load_baseline
+from kvproof.audit.case import load
 from kvproof.audit.engines import make_harness
 from kvproof.audit.session import run_program
 from kvproof.audit.standalone import standalone
@@ -18,6 +19,7 @@ from kvproof.audit.targets.vllm_target import VllmTarget
 TARGET = VllmTarget()
 BASELINE = Path(__file__).with_name(f"baseline-{TARGET.release}.json")
 ENTRIES = load_baseline(BASELINE).accepted
+CASES = Path(__file__).parent.parent.parent / "docs" / "cases"
 SEEDS = (101, 102, 103, 104, 105)
 PROGRAMS = 60  # per seed; some seconds of a search
 KNOWN = {entry.identity for entry in ENTRIES}
@@ -38,6 +40,12 @@ def found(seed: int, wanted: tuple[str, str]) -> bool:
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{entry.check}: {entry.signature}"[:80])
 def test_an_accepted_finding_still_occurs(entry: Entry) -> None:
     case = case_in(entry, BASELINE)
+    assert case.finding.identity in make_harness("vllm", case.geometry).run(case.program).findings
+
+
+@pytest.mark.parametrize("path", sorted(CASES.glob("*.json")), ids=lambda path: path.stem)
+def test_a_case_of_the_docs_still_shows(path: Path) -> None:
+    case = load(path)
     assert case.finding.identity in make_harness("vllm", case.geometry).run(case.program).findings
 
 

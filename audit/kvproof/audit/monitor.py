@@ -56,6 +56,8 @@ STORIES = {
     "complete": "the oldest step in flight completes",
 }
 
+ALLOCATE, FREE, COPIES_OUT, DRAIN = OpKind.ALLOCATE, OpKind.FREE, OpKind.COPIES_OUT, OpKind.DRAIN  # an enum is slow to ask
+SPOIL, RESET, STATE = OpKind.SPOIL, OpKind.RESET, Kind.STATE
 LOADS = (OpKind.BEGIN_LOAD, OpKind.END_LOAD, OpKind.SPOIL, OpKind.HAND_OVER, OpKind.END_SAVE)
 
 Hashes = Callable[[str, int], Sequence[Hash]]
@@ -179,22 +181,22 @@ class Monitor:
     # ------------------------------------------------------------------------------------------------- one operation
 
     def operate(self, op: Op, step: Step | None, hashes: Hashes) -> None:
-        self.op = op
-        if op.kind is OpKind.ALLOCATE:
+        self.op, kind = op, op.kind
+        if kind is ALLOCATE:
             self.allocate(op, step)
-        elif op.kind is OpKind.FREE:
+        elif kind is FREE:
             self.free(op, step, hashes)
-        elif op.kind is OpKind.COPIES_OUT:
+        elif kind is COPIES_OUT:
             self.copies_out(op)
-        elif op.kind is OpKind.DRAIN:
+        elif kind is DRAIN:
             self.drain(op)
-        elif op.kind in LOADS:
-            if op.kind is OpKind.SPOIL and op.keys:
+        elif kind in LOADS:
+            if kind is SPOIL and op.keys:
                 self.index(op, hashes)
             self.connector.operate(op)
         if op.keys:
             self.index(op, hashes)
-        elif op.kind is OpKind.RESET:
+        elif kind is RESET:
             self.forget_keys()
         self.compare(op)
 
@@ -221,8 +223,9 @@ class Monitor:
     def check_demand(self, op: Op) -> None:
         if op.demand is None or op.failed:
             return
-        at = self.state.holds.at
-        claimed = len(op.taken) + sum(1 for block in set(op.hits) if not at(block))
+        claimed = len(op.taken)
+        if op.hits:
+            claimed += sum(1 for block in set(op.hits) if not self.state.holds.at(block))
         if claimed > op.demand:
             self.fault(
                 "demand-bounds",
@@ -240,15 +243,14 @@ class Monitor:
             if new == old:
                 continue
             holders = life.holders[group.index]
-            common = len(old) if new[: len(old)] == old else 0
-            for slot in range(common, len(old)):
-                now = new[slot] if slot < len(new) else NULL_BLOCK
-                if old[slot] and now != old[slot]:
+            changed = [slot for slot, (was, now) in enumerate(zip(old, new, strict=False)) if was != now]
+            for slot in (*changed, *range(len(new), len(old))):
+                if old[slot]:
                     self.leave(holders[slot], old[slot])
                     holders[slot] = None
             del holders[len(new) :]
             holders += [None] * (len(new) - len(holders))
-            arrivals += [(group, slot, new[slot]) for slot in range(common, len(new)) if new[slot] and not holders[slot]]
+            arrivals += [(group, slot, new[slot]) for slot in (*changed, *range(len(old), len(new))) if new[slot]]
             life.tables[group.index] = list(new)
         if not arrivals and not op.copies:
             return
@@ -272,7 +274,7 @@ class Monitor:
         reach = min(op.hit, (slot + 1) * group.block_size)
         holder = Holder(group.index, (life.request.id, slot))
         life.holders[group.index][slot] = holder
-        if group.kind is Kind.STATE:
+        if group.kind is STATE:
             reach = op.hit
         need = life.text(max(reach, 1)).key(group)
         key = next((k for k in self.state.keyed.at(block) if k.covers(need)), need)
@@ -326,13 +328,11 @@ class Monitor:
     def stage(self, life: Life, op: Op, step: Step | None) -> None:
         """The reads and writes of the forward pass for tokens [start, stop)."""
         for group in self.groups:
-            if group.kind is Kind.STATE:
+            if group.kind is STATE:
                 self.stage_state(life, group, op.start, op.stop)
             else:
                 self.stage_rows(life, group, op.start, op.stop)
-        if step is None:
-            return
-        for export in step.checkpoints:
+        for export in step.checkpoints if step is not None else ():
             if export.request == life.request.id and op.start < export.position < op.stop:
                 self.stage_checkpoint(life, self.groups[export.group], export.block, export.position)
 
@@ -358,17 +358,13 @@ class Monitor:
 
     def stage_state(self, life: Life, group: Group, start: int, stop: int) -> None:
         size, holders, table = group.block_size, life.holders[group.index], life.tables[group.index]
-        if start:
-            slot = (start - 1) // size
-            holder = holders[slot] if slot < len(holders) else None
-            if holder is not None:
-                key = life.text(start).key(group)
-                life.staged.append((holder, table[slot]))
-                if self.kernel.stage_read_state(holder, table[slot], key):
-                    self.state.reads.clear_of(holder)
+        slot = (start - 1) // size
+        if start and slot < len(holders) and (holder := holders[slot]) is not None:
+            life.staged.append((holder, table[slot]))
+            if self.kernel.stage_read_state(holder, table[slot], life.text(start).key(group)):
+                self.state.reads.clear_of(holder)
         slot = (stop - 1) // size
-        holder = holders[slot] if slot < len(holders) else None
-        if holder is not None:
+        if slot < len(holders) and (holder := holders[slot]) is not None:
             text = life.text(stop)
             self.write(life, holder, table[slot], StateAt(group, text), text.key(group))
 
@@ -514,30 +510,34 @@ class Monitor:
             self.learn(op.request, hashes)
         last = dict(op.keys)
         for block, entries in op.keys:
-            known = set(self.state.keyed.at(block))
-            shown = {key for key in (self.key(block, *entry) for entry in entries) if key}
-            if entries is not last[block]:
-                stays = {key for key in (self.key(block, *entry) for entry in last[block]) if key}
-                shown &= known | stays
+            known, shown = self.state.keyed.at(block), self.shown(block, entries)
             if shown == known:
                 continue
+            known = set(known)
+            if entries is not last[block]:
+                shown &= known | self.shown(block, last[block])
             added, gone = shown - known, known - shown
-            longest = max(added, key=lambda k: k.lineage.length, default=None)
-            if longest and gone and all(longest.lineage.starts_with(k.lineage) for k in gone):
-                added.discard(longest)
-                self.publish(block, longest, self.kernel.promote)
-                gone = set(self.state.keyed.at(block)) - shown
+            if added and gone:
+                longest = max(added, key=lambda k: k.lineage.length)
+                if all(longest.lineage.starts_with(k.lineage) for k in gone):
+                    added.discard(longest)
+                    self.publish(block, longest, self.kernel.promote)
+                    gone = set(self.state.keyed.at(block)) - shown
             for key in gone:
                 self.retract(block, key)
             for key in added:
                 self.publish(block, key, self.kernel.publish)
 
-    def key(self, block: Block, group: int, name: Hash) -> Key | None:
-        lineage = self.lineages.get(name)
-        if lineage is None:
-            self.fault("index-agrees", f"block {block} is keyed by {name!r}, which no request has", "unknown hash")
-            return None
-        return lineage.key(self.groups[group])
+    def shown(self, block: Block, entries: Iterable[tuple[int, Hash]]) -> set[Key]:
+        """The keys of a block that the engine shows."""
+        keys = set()
+        for group, name in entries:
+            lineage = self.lineages.get(name)
+            if lineage is not None:
+                keys.add(lineage.key(self.groups[group]))
+            else:
+                self.fault("index-agrees", f"block {block} is keyed by {name!r}, which no request has", "unknown hash")
+        return keys
 
     def publish(self, block: Block, key: Key, act: Callable[..., bool]) -> None:
         self.touch_key(key)
@@ -572,10 +572,8 @@ class Monitor:
     def compare(self, op: Op) -> None:
         """The engine's counts of the touched blocks against the kernel's holders."""
         for block, count in op.refs.items():
-            if block == NULL_BLOCK:
-                continue
             off = count - self.holders(block)
-            if off != self.skew.get(block, 0):
+            if off != self.skew.get(block, 0) and block != NULL_BLOCK:
                 self.skew[block] = off
                 self.fault(
                     "refs-are-holders",
@@ -587,7 +585,9 @@ class Monitor:
             self.compare_free(op.free_blocks)
 
     def compare_free(self, counted: int) -> None:
-        held = self.state.holds.width - sum(1 for block in self.credit if self.holders(block) <= 0)
+        held = self.state.holds.width
+        if self.credit:
+            held -= sum(1 for block in self.credit if self.holders(block) <= 0)
         off = counted - (self.config.geometry.num_blocks - 1 - held)
         if off != self.free_skew:
             self.free_skew = off
