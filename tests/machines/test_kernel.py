@@ -120,6 +120,25 @@ def test_the_horizon_is_what_tells_the_two_disciplines_apart() -> None:
         assert state.after[1] is not UNKNOWN
 
 
+def test_a_cancelled_use_leaves_no_trace_beside_the_fence_of_an_earlier_step() -> None:
+    """Once a false alarm: a request, preempted in its own step, whose block an earlier step's copy still pins."""
+    universe = Universe(random.Random(0), unordered=True)
+    owner, (one, two, *_), key = universe.owners[0], universe.holders, universe.keys[0]
+    write = ("stage_write", one, 1, universe.answering(key), key)
+    for name, *arguments in (
+        ("start", owner),
+        ("acquire", one, 1, owner),
+        write,
+        ("issue",),
+        ("pin", two, 1, 2),
+        ("issue",),
+        write,
+        ("cancel", one, 1),
+        ("defer", one, 1, 2),
+    ):
+        assert universe.take(name, arguments) is None
+
+
 def test_quiet_lists_who_still_holds() -> None:
     universe = Universe(random.Random(0), unordered=False)
     assert not clauses.quiet(universe.state)

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
+from operator import ne
 from typing import Any
 
 from kvproof.audit.compiled import compiled
@@ -78,6 +80,8 @@ class Life:
     def text(self, length: int) -> Lineage:
         """The first `length` tokens; what it will say is known in advance."""
         nodes = self.path.nodes
+        if length < len(nodes):
+            return nodes[length]
         while len(nodes) <= length:
             nodes.append(nodes[-1].then(next_token(nodes[-1])))
         return nodes[length]
@@ -119,7 +123,7 @@ class Monitor:
         self.epochs[request.id] += 1
         owner = Owner("request", request.id, self.epochs[request.id])
         self.kernel.start(owner)
-        path = Path(self.forest.root(request.salt), request.prompt)
+        path = self.forest.text(request.prompt, request.salt)
         empty = len(self.groups)
         self.lives[request.id] = Life(request, owner, path, [[] for _ in range(empty)], [[] for _ in range(empty)])
         return self.report()
@@ -235,26 +239,26 @@ class Monitor:
 
     def seat(self, life: Life, op: Op, tables: list[list[int]]) -> None:
         """Bring the request's holders to the table the engine shows: leave, then hit, then acquire, then copy."""
-        hits, taken = set(op.hits), set(op.taken)
-        private = {target: source for source, target in op.copies}
         arrivals: list[tuple[Group, int, int]] = []
         for group, new in zip(self.groups, tables, strict=True):
             old = life.tables[group.index]
             if new == old:
                 continue
             holders = life.holders[group.index]
-            changed = [slot for slot, (was, now) in enumerate(zip(old, new, strict=False)) if was != now]
+            both, longer = range(min(len(old), len(new))), range(len(old), len(new))
+            changed = [] if old == new[: len(old)] else list(compress(both, map(ne, old, new)))
             for slot in (*changed, *range(len(new), len(old))):
                 if old[slot]:
                     self.leave(holders[slot], old[slot])
                     holders[slot] = None
             del holders[len(new) :]
-            holders += [None] * (len(new) - len(holders))
-            arrivals += [(group, slot, new[slot]) for slot in (*changed, *range(len(old), len(new))) if new[slot]]
+            holders += [None] * len(longer)
+            arrivals += [(group, slot, new[slot]) for slot in (*changed, *longer) if new[slot]]
             life.tables[group.index] = list(new)
-        if not arrivals and not op.copies:
-            return
-        for group, slot, block in arrivals:
+        private = {target: source for source, target in op.copies}
+        taken = set(op.taken) if private else ()
+        hits = set(op.hits)
+        for group, slot, block in arrivals if hits else ():
             source = private.get(block)
             if source in hits and block in taken:
                 self.hit(life, group, slot, source, op)
@@ -353,8 +357,8 @@ class Monitor:
                 continue
             here, until = max(start, slot * size), min(stop, (slot + 1) * size)
             text = life.text(until) if row is None else drafted(life.text(stop - row.drafts), row.drafts)[1].prefix(until)
-            content = written(state.after[block], group, here, until, text)
-            self.write(life, holder, block, content, text.key(group))
+            life.staged.append((holder, block))
+            self.kernel.stage_write(holder, block, written(state.after[block], group, here, until, text), text.key(group))
 
     def stage_state(self, life: Life, group: Group, start: int, stop: int) -> None:
         size, holders, table = group.block_size, life.holders[group.index], life.tables[group.index]
@@ -366,7 +370,8 @@ class Monitor:
         slot = (stop - 1) // size
         if slot < len(holders) and (holder := holders[slot]) is not None:
             text = life.text(stop)
-            self.write(life, holder, table[slot], StateAt(group, text), text.key(group))
+            life.staged.append((holder, table[slot]))
+            self.kernel.stage_write(holder, table[slot], StateAt(group, text), text.key(group))
 
     def stage_checkpoint(self, life: Life, group: Group, block: Block, position: int) -> None:
         table = life.tables[group.index]
@@ -374,11 +379,8 @@ class Monitor:
             holder = life.holders[group.index][table.index(block)]
             if holder is not None:
                 text = life.text(position)
-                self.write(life, holder, block, StateAt(group, text), text.key(group))
-
-    def write(self, life: Life, holder: Holder, block: Block, content: Any, need: Key) -> None:
-        life.staged.append((holder, block))
-        self.kernel.stage_write(holder, block, content, need)
+                life.staged.append((holder, block))
+                self.kernel.stage_write(holder, block, StateAt(group, text), text.key(group))
 
     def issue(self) -> None:
         self.kernel.issue()
@@ -571,8 +573,11 @@ class Monitor:
 
     def compare(self, op: Op) -> None:
         """The engine's counts of the touched blocks against the kernel's holders."""
+        at, credit = self.state.holds.at, self.credit
         for block, count in op.refs.items():
-            off = count - self.holders(block)
+            off = count - len(at(block))
+            if credit:
+                off += credit.get(block, 0)
             if off != self.skew.get(block, 0) and block != NULL_BLOCK:
                 self.skew[block] = off
                 self.fault(

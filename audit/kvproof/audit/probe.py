@@ -123,7 +123,16 @@ class Universe:
         settled = [*shared, ("forget", h[0], key), ("forget", h[1], key), ("issue",), ("complete",)]
         endpoints = [("acquire", h[2], two, owner), ("pin", h[3], two, staging), ("pin", h[4], one, staging)]
         unread = [*filled, ("issue",), ("stage_read_state", h[0], one, key), ("forget", h[0], key), ("retract", one, key)]
+        twin = [*filled, ("acquire", h[2], two, owner), ("stage_write", h[2], two, self.answering(key), key)]
+        ends = [("pin", h[3], two, 2), ("pin", h[4], one, 2)]
+        short, long = self.keys[0], self.keys[1]  # of one text, append-only
+        promoted = [("start", owner), ("acquire", h[0], one, owner), ("stage_write", h[0], one, self.answering(long), long)]
         openings = [
+            [*twin, ("publish", two, key), ("issue",), *ends, ("move", one, two)],
+            [*twin, ("issue",), *ends, ("redirect", h[0], one, h[2], two), ("stage_load", h[1], one, junk, key)],
+            [*filled, ("issue",), ("share", h[1], one, key, key, owner), ("acquire", h[2], two, owner), *ends]
+            + [("redirect", h[0], one, h[2], two), ("stage_load", h[1], one, self.answering(key), key)],
+            [*promoted, ("publish", one, short), ("promote", one, long), ("promote", one, short)],
             [*unread, *endpoints, self.rng.choice((("redirect", h[2], two, h[0], one), ("move", two, one)))],
             [*unread, self.rng.choice((("stage_zero", one), ("stage_load", h[0], one, self.answering(key), key)))],
             shared,

@@ -365,7 +365,7 @@ def cancel(state: State, holder: Holder, block: Block) -> None:
     kept = state.mid[block]
     state.require("keys stay true", state.keys_answered(block, kept))
     state.require("other holders keep their bytes", state.others_answered(block, kept, holder))
-    alone = every(state.holds.at(block), lambda h: h == holder)
+    alone = every(state.holds.at(block), lambda h: either(h == holder, both(state.fenced[h], none(state.reads.of(h)))))
     moved = either(state.copied[block], state.source[block], state.loaded[block])
     cleared = both(state.zeroed[block], state.unordered)
     quiet = both(alone, negate(moved), negate(cleared))

@@ -34,10 +34,11 @@ def next_token(lineage: Lineage, vocabulary: int = VOCABULARY) -> int:
 
     So each request's whole text is known in advance, and a wrong read is seen without a look at the output.
     """
-    mixed = lineage.length * 0x9E3779B1
-    for node in (lineage, lineage.parent):
-        if node is not None and isinstance(node.token, int):
-            mixed = ((mixed ^ node.token) * 0x85EBCA6B) & 0xFFFFFFFF
+    mixed, token, parent = lineage.length * 0x9E3779B1, lineage.token, lineage.parent
+    if isinstance(token, int):
+        mixed = ((mixed ^ token) * 0x85EBCA6B) & 0xFFFFFFFF
+    if parent is not None and isinstance(parent.token, int):
+        mixed = ((mixed ^ parent.token) * 0x85EBCA6B) & 0xFFFFFFFF
     return (mixed ^ mixed >> 15) % vocabulary
 
 
@@ -78,9 +79,9 @@ class _Reader:
 
     __slots__ = ("computed", "known", "path", "reported", "seen", "stale", "table", "text")
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, known: int) -> None:
         self.path = path
-        self.known = len(path)
+        self.known = known
         self.computed = 0
         self.text = path[0]
         self.take_table([])
@@ -201,7 +202,7 @@ class Device:
         reader = self._readers.get(load.request)
         if reader is None or load.request in self._arrivals:
             arrival = self._arrivals[load.request]
-            path = Path(self._forest.root(arrival.salt), arrival.prompt)
+            path = self._forest.text(arrival.prompt, arrival.salt)
         else:
             path = reader.path
         return [(block, content) for _, _, block, content, _ in load_contents(load, self._groups, path.__getitem__)]
@@ -322,7 +323,7 @@ class Device:
         self._drop_table(self._readers.get(request))
         arrival = self._arrivals.pop(request, None)
         if arrival is not None:
-            self._readers[request] = _Reader(Path(self._forest.root(arrival.salt), arrival.prompt))
+            self._readers[request] = _Reader(self._forest.text(arrival.prompt, arrival.salt), len(arrival.prompt))
         reader = self._readers.get(request)
         if reader is not None:
             reader.take_table(table)

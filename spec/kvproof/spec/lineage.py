@@ -104,12 +104,20 @@ class Forest:
 
     def __init__(self) -> None:
         self._roots: dict[object, Lineage] = {}
+        self._texts: dict[tuple[object, tuple[int, ...]], Path] = {}
 
     def root(self, namespace: object = None) -> Lineage:
         root = self._roots.get(namespace)
         if root is None:
             root = self._roots[namespace] = Lineage(None, namespace)
         return root
+
+    def text(self, prompt: tuple[int, ...], namespace: object = None) -> Path:
+        """A prompt, and after it whatever those who ask let it grow into: they share it, as they agree on what follows."""
+        text = self._texts.get((namespace, prompt))
+        if text is None:
+            text = self._texts[namespace, prompt] = Path(self.root(namespace), prompt)
+        return text
 
 
 class Path:
@@ -125,8 +133,12 @@ class Path:
         node, nodes = self.nodes[-1], self.nodes
         for token in tokens:
             child = node._child
-            node = node.then(token) if child is None or child.token != token else child
-            nodes.append(node)
+            if child is None:
+                child = node._child = Lineage(node, token)
+            elif child.token != token:
+                child = node.then(token)
+            nodes.append(child)
+            node = child
 
     def __getitem__(self, length: int) -> Lineage:
         return self.nodes[length]
