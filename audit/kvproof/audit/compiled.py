@@ -38,7 +38,7 @@ class Actions:
 
 def compiled(state: State, refuse: Refuse, counts: dict[str, int]) -> Actions:
     """The actions of `state`. They go on where a guard refuses, after a call of `refuse`; `counts` counts them by name."""
-    known: dict[str, Any] = {"state": state, "refuse": refuse, "counts": counts}
+    known: dict[str, Any] = {"state": state, "refuse": refuse, "counts": counts, "counted": counts.get}
     exec(program(state.unordered), known)
     return Actions(known["bound"](state))
 
@@ -296,7 +296,7 @@ def function(name: str, *, unordered: bool) -> Iterator[str]:
     with face(trace):
         action.apply(SymbolicState(trace, unordered=unordered), *map(Symbol, action.parameters))
     yield f"def {name}({arguments}):"
-    yield from indented(iter([f"counts[{name!r}] += 1", "refused = False", *trace.guarded, *trace.writes, "return refused"]))
+    yield from indented(iter([f"counts[{name!r}] = counted({name!r}, 0) + 1", "refused = False", *trace.guarded, *trace.writes, "return refused"]))
 
 
 def source(*, unordered: bool) -> str:
