@@ -296,7 +296,8 @@ def function(name: str, *, unordered: bool) -> Iterator[str]:
     with face(trace):
         action.apply(SymbolicState(trace, unordered=unordered), *map(Symbol, action.parameters))
     yield f"def {name}({arguments}):"
-    yield from indented(iter([f"counts[{name!r}] = counted({name!r}, 0) + 1", "refused = False", *trace.guarded, *trace.writes, "return refused"]))
+    count = f"counts[{name!r}] = counted({name!r}, 0) + 1"
+    yield from indented(iter([count, "refused = False", *trace.guarded, *trace.writes, "return refused"]))
 
 
 def source(*, unordered: bool) -> str:

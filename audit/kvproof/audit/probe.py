@@ -125,13 +125,13 @@ class Universe:
         unread = [*filled, ("issue",), ("stage_read_state", h[0], one, key), ("forget", h[0], key), ("retract", one, key)]
         twin = [*filled, ("acquire", h[2], two, owner), ("stage_write", h[2], two, self.answering(key), key)]
         ends = [("pin", h[3], two, 2), ("pin", h[4], one, 2)]
+        sharing = [*filled, ("issue",), ("share", h[1], one, key, key, owner), ("acquire", h[2], two, owner)]
         short, long = self.keys[0], self.keys[1]  # of one text, append-only
         promoted = [("start", owner), ("acquire", h[0], one, owner), ("stage_write", h[0], one, self.answering(long), long)]
         openings = [
             [*twin, ("publish", two, key), ("issue",), *ends, ("move", one, two)],
             [*twin, ("issue",), *ends, ("redirect", h[0], one, h[2], two), ("stage_load", h[1], one, junk, key)],
-            [*filled, ("issue",), ("share", h[1], one, key, key, owner), ("acquire", h[2], two, owner), *ends]
-            + [("redirect", h[0], one, h[2], two), ("stage_load", h[1], one, self.answering(key), key)],
+            [*sharing, *ends, ("redirect", h[0], one, h[2], two), ("stage_load", h[1], one, self.answering(key), key)],
             [*promoted, ("publish", one, short), ("promote", one, long), ("promote", one, short)],
             [*unread, *endpoints, self.rng.choice((("redirect", h[2], two, h[0], one), ("move", two, one)))],
             [*unread, self.rng.choice((("stage_zero", one), ("stage_load", h[0], one, self.answering(key), key)))],

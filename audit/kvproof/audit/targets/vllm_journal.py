@@ -110,6 +110,8 @@ class Journal:
         cache_full, cache_partial = pool.cache_full_blocks, pool.cache_partial_block
         move_hashes, evict = pool.move_block_hashes, pool._maybe_evict_cached_block
 
+        more_keys = pool.cached_block_hashes_by_block
+
         def on_cache_full_blocks(
             request: Any, blocks: Any, num_cached_blocks: int, num_full_blocks: int, *args: Any, **options: Any
         ) -> None:
@@ -117,8 +119,10 @@ class Journal:
             self._note_keyed(blocks[num_cached_blocks:num_full_blocks])
 
         def on_cache_partial_block(request: Any, block: Any, *args: Any, **options: Any) -> Any:
+            first, others = block._block_hash, len(more_keys.get(block.block_id, ()))
             found = cache_partial(request, block, *args, **options)
-            self._note_keys(block)
+            if block._block_hash is not first or len(more_keys.get(block.block_id, ())) != others:
+                self._note_keys(block)  # mostly the key was there; else it is one more, or all were replaced
             return found
 
         def on_move_block_hashes(src_block: Any, dst_block: Any) -> None:
