@@ -69,6 +69,11 @@ class VllmTarget:
         self._journal = Journal(self._vllm, self._scheduler, self._name) if self._inside else None
         self._capture_events()
 
+    @property
+    def scheduler(self) -> Any:
+        """vLLM's own scheduler, for measurements."""
+        return self._scheduler
+
     def add(self, request: Request) -> None:
         if not request.prompt or len(request.prompt) >= self._config.max_model_len:
             raise GeometryError(
