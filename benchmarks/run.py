@@ -170,7 +170,7 @@ def reference_beside_vllm(programs: Sequence[Program]) -> tuple[float, float]:
 def with_pool(program: Program, blocks: int) -> Program:
     geometry: Geometry = dataclasses.replace(program.config.geometry, num_blocks=blocks)
     config = dataclasses.replace(program.config, geometry=geometry)
-    return dataclasses.replace(program, config=config)
+    return Program(config, program.operations)
 
 
 def pool_growth(programs: Sequence[Program], make: Callable[[], Target]) -> float:
