@@ -1,0 +1,111 @@
+"""What is to be proved, as SMT-LIB texts: each says by itself what it assumes and what would refute it.
+
+A text is what a solver process is given, what the cache is keyed by, and what `kvproof prove --print-smtlib` prints.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import z3
+
+from kvproof.proofs.face import Expr, SomeState, World, arguments, empty, installed, taken, truth
+from kvproof.spec.actions import ACTIONS, Action
+from kvproof.spec.clauses import CLAUSES, Clause
+from kvproof.spec.state import State
+
+SMTLIB_NAME = str.maketrans("|\\", "//")
+
+
+@dataclass(frozen=True, slots=True)
+class Obligation:
+    """A theorem, or with `expect` "sat" a witness: something that must be possible, so that nothing is proved vacuously.
+
+    family: "induction", "start", "witness", "policy", ... name: what tells it from the others of its family, e.g. action
+    and clause. sentence: what it promises, in plain words. smt: the text; a theorem's is to be unsatisfiable.
+    """
+
+    family: str
+    name: tuple[str, ...]
+    sentence: str
+    smt: str = field(repr=False)
+    expect: str = "unsat"
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(f"{self.expect}\n{self.smt}".encode()).hexdigest()
+
+
+def theorem(
+    family: str, name: tuple[str, ...], sentence: str, premises: Mapping[str, Expr] | str, goal: Expr, declarations: str = ""
+) -> Obligation:
+    """That the premises imply the goal. Premises may come as a text that `asserted` made, to be made once for many goals.
+    declarations: of all that they name; gathered from them where not given."""
+    refutation = {"not so": z3.Not(truth(goal))}
+    if not isinstance(premises, str):
+        declarations = declarations or gathered([*premises.values(), goal])
+        premises = asserted(premises)
+    return Obligation(family, name, sentence, "\n".join([declarations, premises, asserted(refutation), "(check-sat)"]))
+
+
+def witness(
+    family: str, name: tuple[str, ...], sentence: str, premises: Mapping[str, Expr], declarations: str = ""
+) -> Obligation:
+    """That the premises can hold together."""
+    text = "\n".join([declarations or gathered(premises.values()), asserted(premises), "(check-sat)"])
+    return Obligation(family, name, sentence, text, "sat")
+
+
+def asserted(terms: Mapping[str, Expr]) -> str:
+    return "\n".join(
+        f"(assert (! {truth(term).sexpr()} :named |{name.translate(SMTLIB_NAME)}|))" for name, term in terms.items()
+    )
+
+
+def gathered(terms: Iterable[Expr]) -> str:
+    solver = z3.Solver()
+    solver.add(*map(truth, terms))
+    text: str = solver.to_smt2()
+    return text[: text.index("(assert")]
+
+
+# ---------------------------------------------------------------------------------------------------------------- the kernel
+
+
+def clauses_of(world: World, state: State, clauses: Mapping[str, Clause]) -> dict[str, Expr]:
+    """Each clause, of every row."""
+    with installed(world):
+        return {
+            name: truth(entry.holds(state))
+            if entry.row == "clock"
+            else world.every(entry.row.capitalize(), lambda row, entry=entry: entry.holds(state, row))  # type: ignore[misc]
+            for name, entry in clauses.items()
+        }
+
+
+def declared(world: World) -> str:
+    sorts = [f"(declare-sort {sort} 0)" for sort in world.sorts if sort not in ("int", "bool")]
+    return "\n".join([*sorts, *(declaration.sexpr() for declaration in world.declarations.values())])
+
+
+def induction(actions: Mapping[str, Action] = ACTIONS, clauses: Mapping[str, Clause] = CLAUSES) -> Iterator[Obligation]:
+    """Every clause holds at the start, and every action preserves every clause: for any number of blocks, holders, owners,
+    keys, contents and steps."""
+    world = World()
+    start = clauses_of(world, empty(world), clauses)
+    axioms = world.axioms()
+    for name, goal in start.items():
+        yield theorem("start", (name,), f"At the start, {name}.", axioms, goal, declared(world))
+    before = clauses_of(world, SomeState(world), clauses)
+    assumed = asserted({**axioms, **before})
+    bound, known = world.bound, dict(world.declarations)
+    for action in actions.values():
+        world.bound, world.declarations = bound, dict(known)
+        state = SomeState(world)
+        guards = taken(world, action, state, arguments(world, action))
+        premises, declarations = "\n".join([assumed, asserted(guards)]), declared(world)
+        for name, goal in clauses_of(world, state, clauses).items():
+            sentence = f"After `{action.name}`, {name}."
+            yield theorem("induction", (action.name, name), sentence, premises, goal, declarations)
