@@ -118,7 +118,7 @@ def test_formats_print_nothing_else(kvproof: Run, form: str) -> None:
         (("replay",), "CASE"),
         (("explain", "key-tru"), "did you mean 'key-true'?"),
         (("explain", "none.json"), "none.json"),
-        (("prove",), "prove"),
+        (("disprove",), "disprove"),
     ],
 )
 def test_bad_input_is_two(kvproof: Run, arguments: tuple[str, ...], complaint: str) -> None:
