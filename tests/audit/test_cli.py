@@ -212,4 +212,4 @@ def test_doctor_names_targets_and_the_tests_that_need_a_gpu(kvproof: Run, monkey
 
 def test_commands_of_later_issues_are_no_stubs() -> None:
     names = {command.name or command.callback.__name__ for command in cli.app.registered_commands}  # type: ignore[union-attr]
-    assert names == {"fuzz", "replay", "explain", "doctor"}
+    assert names == {"fuzz", "replay", "explain", "prove", "doctor"}
