@@ -10,13 +10,13 @@ import pytest
 from tests.audit.toy import FLAT, Toy
 
 from kvproof.audit import cli, engines
+from kvproof.audit.checks import GUARDS
 from kvproof.audit.engines import Harness
 from kvproof.audit.fuzz import Plan, Summary
 from kvproof.audit.probe import ProbeResult
 from kvproof.audit.target import TargetUnavailable
 from kvproof.audit.workload import SHAPES
 from kvproof.spec.actions import ACTIONS
-from kvproof.spec.checks import GUARDS
 
 Run = Callable[..., tuple[int, str, str]]
 FLAT_OPTIONS = ("--geometry", "4")

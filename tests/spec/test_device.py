@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproof.spec.checks import CHECKS, Fault, Side
+from kvproof.audit.checks import CHECKS, Side
 from kvproof.spec.device import Device, next_token
+from kvproof.spec.faults import Fault
 from kvproof.spec.geometry import Geometry, Kind
 from kvproof.spec.lineage import Forest, StateAt
 from kvproof.spec.records import Checkpoint, Copy, Meaning, Request, Row, Step

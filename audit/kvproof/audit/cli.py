@@ -24,6 +24,7 @@ from rich.text import Text
 from kvproof.audit import proving
 from kvproof.audit.baseline import Baseline, accept, gone, load_baseline
 from kvproof.audit.case import BadInput, Case, load, save
+from kvproof.audit.checks import CHECKS, GUARDS
 from kvproof.audit.doctor import examine
 from kvproof.audit.engines import PRESETS, TARGETS, Harness, make_harness
 from kvproof.audit.fuzz import Plan, Say, Summary, Violation, fuzz, replay
@@ -48,7 +49,6 @@ from kvproof.audit.standalone import standalone
 from kvproof.audit.target import TargetUnavailable
 from kvproof.audit.workload import ALL, PROFILES, SHAPES
 from kvproof.spec.actions import ACTIONS
-from kvproof.spec.checks import CHECKS, GUARDS
 from kvproof.spec.errors import KvproofError
 
 PROBE_OFFERS = 10_000  # at a time, until every guard has refused, for at most half of the time of the search

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from kvproof.spec.checks import Fault, Severity
+from kvproof.spec.faults import Fault, Severity
 from kvproof.spec.geometry import NULL_BLOCK, Geometry, Group, Kind
 from kvproof.spec.lineage import UNKNOWN, ZERO, Content, Forest, Key, Lineage, Path, Rows, StateAt, written
 from kvproof.spec.records import Checkpoint, Load, Meaning, Request, Row, Step
