@@ -114,8 +114,7 @@ _INSIDE: tuple[_Row, ...] = (
 
 # The guards that protect a check. A refused guard is reported under the check, which is what users know.
 _GUARDS: dict[str, tuple[str, ...]] = {
-    "no-orphan": ("the owner is new", "the owner is alive", "its owner is alive", "the new owner is alive",
-        "it holds nothing but fences"),
+    "no-orphan": ("its owner is alive", "the new owner is alive", "it holds nothing but fences"),
     "acquire-free": ("the block is free",),
     "refs-are-holders": ("the holder holds nothing yet", "somebody holds the block", "the holder is live on the block",
         "the holder is a fence on the block"),
@@ -124,14 +123,13 @@ _GUARDS: dict[str, tuple[str, ...]] = {
     "fence-drains": ("the fence is a step that exists",),
     "used-stays-held": ("what is in use stays held", "the fence reaches the last use", "the fence is behind the horizon"),
     "endpoint-held": ("the target is pinned", "the source is pinned", "both slots are live"),
-    "copy-batch": ("source and target differ", "nothing else filled it", "the forward pass comes later",
-        "it is not the source of a copy", "no staged copy reads or writes it"),
+    "copy-batch": ("nothing else filled it", "the forward pass comes later", "it is not the source of a copy",
+        "no staged copy reads or writes it"),
     "source-ready": ("the source is ready", "the state is there before the forward pass"),
     "key-true": ("the content answers the key when the step is done", "keys stay true"),
     "needs-kept": ("other holders keep their bytes", "nobody loses bytes", "no staged read loses its state",
         "the writer gets what it relies on", "the loader gets what it relies on"),
     "retired-key": ("the key was not retired from it",),
-    "index-agrees": ("the target has no keys",),
     "outside-write-race": ("it does not load the block", "no load is under way", "no load runs on the source",
         "no step in flight or staged touches it", "it has no keys", "nobody relies on it", "the holder loads the block",
         "it is the only load"),

@@ -39,7 +39,7 @@ STORIES = {
     "release": "{holder} lets block {block} go",
     "defer": "block {block} of {holder} goes behind the fence {until}",
     "expire": "the fence on block {block} ends",
-    "hand_over": "{holder} hands block {block} over to {owner}",
+    "hand_over": "{holder} goes over to {owner}",
     "forget": "{holder} stops relying on {need}",
     "publish": "block {block} is registered for {key}",
     "promote": "block {block} is registered for {key} in place of its shorter keys",
