@@ -124,7 +124,7 @@ _GUARDS: dict[str, tuple[str, ...]] = {
     "used-stays-held": ("what is in use stays held", "the fence reaches the last use", "the fence is behind the horizon"),
     "endpoint-held": ("the target is pinned", "the source is pinned", "both slots are live"),
     "copy-batch": ("nothing else filled it", "the forward pass comes later", "it is not the source of a copy",
-        "no staged copy reads or writes it"),
+        "no staged copy reads or writes it", "the step does not load the source"),
     "source-ready": ("the source is ready", "the state is there before the forward pass"),
     "key-true": ("the content answers the key when the step is done", "keys stay true"),
     "needs-kept": ("other holders keep their bytes", "nobody loses bytes", "no staged read loses its state",

@@ -42,6 +42,7 @@ DEVICE_ORDER = (
     "nothing else filled it",
     "the forward pass comes later",
     "it is not the source of a copy",
+    "the step does not load the source",
     "no staged copy reads or writes it",
 )
 
@@ -502,6 +503,7 @@ def _may_fill(state: State, block: Block, content: Content) -> None:
 
 def _may_copy(state: State, source: Block, target: Block, found: Content) -> None:
     state.require("no load runs on the source", none(state.loads(source)))
+    state.require("the step does not load the source", negate(state.loaded[source]))
     state.require("the target is pinned", state.pinned(target))
     _may_fill(state, target, found)
 
