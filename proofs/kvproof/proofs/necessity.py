@@ -74,11 +74,11 @@ def search(
             say(f"{' / '.join(found)}: {len(run.steps)} actions")
             left.remove(found)
             yield found, replace(run, dropped=found)
-        bounds |= {guard: min(bounds[guard], looking.depth) for guard in left}
+        bounds |= {dropped: min(bounds[dropped], looking.depth) for dropped in left}
         say(f"{len(left)} guards without a run of up to {looking.depth} actions {looking.gave_up}")
-    for guard in left:
-        alone, looked = shortest(rules, rules.broken, depth, end - time.monotonic(), guard)
-        yield guard, alone or min(bounds[guard], looked.depth)
+    for dropped in left:
+        alone, looked = shortest(rules, rules.broken, depth, end - time.monotonic(), dropped)
+        yield dropped, alone or min(bounds[dropped], looked.depth)
 
 
 def faults(run: Run, actions: Mapping[str, Action] = ACTIONS, clauses: Mapping[str, Clause] = CLAUSES) -> list[str]:

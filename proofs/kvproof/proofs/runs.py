@@ -205,14 +205,14 @@ def replay(run: Run, actions: Mapping[str, Action] = ACTIONS, clauses: Mapping[s
             for row, *its in ([("",)] if clause.row == "clock" else rows[clause.row.capitalize()].items())
             if clause.holds(state, *its) is not True
         ]
-        moments.append(Moment(tuple(state.refusals), tuple(broken), shown(state, rows["Block"])))
+        moments.append(Moment(tuple(dict.fromkeys(state.refusals)), tuple(broken), shown(state, rows["Block"])))
     return moments
 
 
 def shown(state: State, blocks: Mapping[str, int]) -> dict[str, str]:
     """What a table tells of a state: the clock; who holds each block and for which needs; its keys, those of the staged step
     with a star; its content before, in the middle of and after the staged step, once where they are the same."""
-    names = {value: name for sort, members in known().items() if sort != "Block" for name, value in members.items()}
+    names = {value: name for members in known().values() for name, value in members.items()}
 
     def holder(it: Holder, block: int) -> str:
         owner = f"until {state.fence[it]}" if state.fenced[it] else " ".join(f"of {names[o]}" for o in state.belongs.of(it))
@@ -222,10 +222,10 @@ def shown(state: State, blocks: Mapping[str, int]) -> dict[str, str]:
     found = {"done/issued": f"{state.completed}/{state.issued}"}
     for name, block in sorted(blocks.items()):
         contents = [names[part[block]] for part in (state.before, state.mid, state.after)]
-        found[f"{name} held by"] = ", ".join(sorted(holder(it, block) for it in state.holds.at(block)))
-        found[f"{name} keys"] = ", ".join(sorted(names[k] + "*" * state.staged_key[k, block] for k in state.keyed.at(block)))
-        found[f"{name} content"] = contents[0] if len(set(contents)) == 1 else " > ".join(contents)
-        found[f"{name} used"] = str(state.last_use[block])
+        found[f"{name}: held by"] = ", ".join(sorted(holder(it, block) for it in state.holds.at(block)))
+        found[f"{name}: keys"] = ", ".join(sorted(names[k] + "*" * state.staged_key[k, block] for k in state.keyed.at(block)))
+        found[f"{name}: content"] = contents[0] if len(set(contents)) == 1 else " > ".join(contents)
+        found[f"{name}: used in"] = str(state.last_use[block])
     return found
 
 
