@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvproof.proofs.runs import Run, digest, load, replay, save, shortest, table
+from kvproof.proofs.runs import Run, Runs, digest, load, replay, save, shortest, table
 from kvproof.proofs.scope import Rules, Scope, named
 from kvproof.spec.actions import ACTIONS, Action
 from kvproof.spec.clauses import CLAUSES
@@ -75,7 +75,7 @@ def test_a_table_shows_what_changed_and_what_broke() -> None:
 
 
 def test_runs_are_kept_in_plain_words(tmp_path: Path) -> None:
-    runs = {"guards": {" / ".join(GUARD): RUN}, "actions": {}, "clauses": {}}
+    runs: Runs = {"guards": {" / ".join(GUARD): RUN}, "actions": {}, "clauses": {}}
     save(runs, tmp_path / "runs.json")
     assert '"acquire: holder h1, block 1, owner r"' in (tmp_path / "runs.json").read_text()
     assert load(tmp_path / "runs.json") == (runs, True)

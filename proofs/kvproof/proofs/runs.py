@@ -144,16 +144,19 @@ def digest() -> str:
 
 
 def load(path: Path = STORE, actions: Mapping[str, Action] = ACTIONS) -> tuple[Runs, bool]:
-    """The runs of a file, and whether they were found under the rules as they stand."""
+    """The runs of a file that the actions can read, and whether they were found under the rules as they stand."""
     text = json.loads(path.read_text()) if path.exists() else {}
     found: Runs = {family: {} for family in ("guards", "actions", "clauses")}
     for family, name, entry in ((f, n, e) for f in found for n, e in text.get(f, {}).items()):
-        steps = [step.partition(": ") for step in entry["steps"]]
-        if all(action in actions for action, _, _ in steps):
-            values = [[part.split(" ", 1)[1] for part in said.split(", ") if part] for _, _, said in steps]
-            taken = tuple((step[0], tuple(its)) for step, its in zip(steps, values, strict=True))
+        steps = []
+        for action, _, told in (step.partition(": ") for step in entry["steps"]):
+            parts = [part.split(" ", 1) for part in told.split(", ") if part]
+            if action not in actions or tuple(part[0] for part in parts) != actions[action].parameters:
+                break  # of other rules
+            steps.append((action, tuple(part[1] for part in parts)))
+        else:
             dropped = (steps[-1][0], name.partition(" / ")[2]) if family == "guards" else None
-            found[family][name] = Run(taken, entry["unordered"], dropped, entry["bound"])
+            found[family][name] = Run(tuple(steps), entry["unordered"], dropped, entry["bound"])
     return found, text.get("rules") == digest()
 
 

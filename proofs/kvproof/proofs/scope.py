@@ -100,21 +100,16 @@ class Scope(World):
         """What an element is called; of a step, its number."""
         return [*self.objects[sort]][value.as_long()] if sort in self.objects else str(value.as_signed_long())
 
-    def cells(self, state: SomeState) -> list[Expr]:
-        """What is in each cell of a state, in a fixed order."""
+    def cells(self, state: SomeState, *, read: bool = False) -> list[Expr]:
+        """What is in each cell of a state, in a fixed order; with `read`, what a reader finds there."""
         found = [state.issued, state.completed]
         for name, (kind, sorts) in parts().items():
-            part = getattr(state, name)
-            for row in product(*(self.rows[sort] for sort in sorts[: 1 + (kind in ("Relation", "Rows"))])):
-                found += [fn(*row) for fn in ((part.fn, part.own) if kind == "Layer" else (part.fn,))]
-        return found
-
-    def seen(self, state: SomeState) -> list[Expr]:
-        """What a reader sees of a state, in a fixed order."""
-        found = [state.issued, state.completed]
-        for name, (kind, sorts) in parts().items():
-            part, pairs = getattr(state, name), kind in ("Relation", "Rows")
-            found += [part[row if pairs else row[0]] for row in product(*(self.rows[s] for s in sorts[: 1 + pairs]))]
+            part, width = getattr(state, name), 2 if kind in ("Relation", "Rows") else 1
+            for row in product(*(self.rows[sort] for sort in sorts[:width])):
+                if read:
+                    found.append(part[row if width == 2 else row[0]])
+                else:
+                    found += [fn(*row) for fn in ((part.fn, part.own) if kind == "Layer" else (part.fn,))]
         return found
 
 
@@ -156,7 +151,8 @@ class Rules:
         for sort in world.rows:
             values += self._named_in_order(sort, step, starts)
         step += [new == value for new, value in zip(self.after, values, strict=True)]
-        self.changes = z3.Or([a != b for a, b in zip(world.seen(before), world.seen(after), strict=True)])
+        olds, news = (world.cells(state, read=True) for state in (before, after))
+        self.changes = z3.Or([old != new for old, new in zip(olds, news, strict=True)])
         junk = [self.arguments[name][i] for name, a in actions.items() for i, p in enumerate(a.parameters) if p == "junk"]
         self.tidy = z3.And([symbol == world.contents[UNKNOWN] for symbol in junk])
         self.start = z3.And([old == old.sort().cast(value) for old, value in zip(self.before, starts, strict=True)])
