@@ -125,7 +125,8 @@ class Rules:
     does: the action of the step, by name. holds: whether a guard of it holds, by action and guard. kept: each clause, of the
     state after the step; broken: not all of them. changes: the step does something. tidy: where rules allow any content,
     nothing known is left. start: of the cells before the first step. step: what a step does, its guards left out; elements
-    that could be swapped are named in the order of their numbers, which spares a search the other runs.
+    that could be swapped are named in the order of their numbers, which spares a search the other runs; so a goal may not
+    ask for one of them by name.
     """
 
     def __init__(self, world: Scope, actions: Mapping[str, Action], clauses: Mapping[str, Clause]) -> None:
