@@ -2,8 +2,8 @@
 
 A mutant is killed where an obligation of its tables has a refutation, or where an action can no longer happen at all. The
 list is written like a patch: a name, the known bug that it is (a row of the museum, or F1 to F13 of docs/findings.md), the
-mistake in words; then the function and what is replaced in it. `survives` says why nothing need kill it,
-`unless` which guard a clause that asks too little is all that stands for.
+mistake in words; then the function and what is replaced in it. `survives` says why nothing need kill it. `unless` is for a
+clause that asks too little: the guard that a run must fail, unseen by the clause, before something breaks.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ fence-never-drained: fences are compared the wrong way around and stay for ever
   actions.publish: negate(state.keyed[key, block]) => none(state.keyed.of(key))
 362-key-survives-eviction (kvcached 362): an evicted key stays in the index
   actions.retract: state.keyed.remove(key, block) => pass
-chain-of-copies (F1): the source of a copy need only be ready after the copies
-  actions.redirect: answers(found, need) => answers(state.mid[source], need)
+chain-of-copies (F1): a copy takes from a block that the same step has yet to fill
+  actions.redirect: answers(found, need) => answers(state.after[source], need)
 24221-snapshot-too-early (sglang 24221): a snapshot is copied before the forward pass wrote the state
   actions.move: state.keys_answered(source, found) => state.keys_answered(source, state.after[source])
 zeroed-under-a-reader: a block is cleared though somebody relies on what is in it
@@ -147,7 +147,8 @@ PATCH = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A mistake: in `function` of a module of the rules, `new` stands where `old` should. museum: the known bug that it is."""
+    """A mistake: in `function` of a module of the rules, `new` stands where `old` should. museum: the known bug that it is.
+    unless, survives: see above."""
 
     name: str
     sentence: str
