@@ -1,0 +1,187 @@
+"""A tiny world whose elements are concrete objects of the rules, so that every model of a formula is a run that can be run.
+
+Quantifiers are expanded. A relation is one truth value per pair, a function one value per entry: its *cells*. What the proofs
+assume of contents and keys is here a table, made by asking the objects themselves.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from itertools import product
+from typing import Any
+
+import z3
+
+from kvproof.proofs.face import Expr, SomeState, World, arguments, empty, parts, taken, truth
+from kvproof.proofs.obligations import clauses_of
+from kvproof.spec.actions import Action
+from kvproof.spec.clauses import Clause
+from kvproof.spec.geometry import Geometry
+from kvproof.spec.lineage import UNKNOWN, ZERO, Content, Forest, Key, Rows, StateAt
+from kvproof.spec.state import Holder, Owner
+
+Guard = tuple[str, str]  # an action and the name of one of its guards
+
+
+def named(
+    blocks: int = 2, holders: int = 5, owners: str = "rs", texts: Iterable[str] = ("ab", "abcd")
+) -> dict[str, dict[str, Any]]:
+    """The objects of a scope by sort and name: so many blocks beside the null block, so many holders, an owner per letter, a
+    key per text and kind of group, a content that answers each key, and the contents that answer none."""
+    root = Forest().root()
+    keys: dict[str, Key] = {}
+    contents: dict[str, Content] = {"unknown": UNKNOWN, "zero": ZERO}
+    for kind, group in zip(("rows", "state"), Geometry.of(4, (4,), unit=2).groups, strict=True):
+        for text in texts:
+            lineage = root.extended(map(ord, text))
+            keys[f"{kind} {text}"] = lineage.key(group)
+            rows = Rows(group, ((0, lineage.length, lineage),))
+            contents[f"{kind} {text}"] = rows if kind == "rows" else StateAt(group, lineage)
+    return {
+        "Block": {f"{i}": i for i in range(blocks + 1)},
+        "Holder": {f"h{i + 1}": Holder(0, (f"h{i + 1}",)) for i in range(holders)},
+        "Owner": {name: Owner("request", name) for name in owners},
+        "Key": dict(keys),
+        "Content": dict(contents),
+    }
+
+
+class Scope(World):
+    """A world of the given objects, in which at most so many steps are issued. `rows`: the term of each object, by sort."""
+
+    def __init__(self, objects: Mapping[str, Mapping[str, Any]] | None = None, steps: int = 3) -> None:
+        self.objects, self.steps = objects or named(), steps
+        self.sorts: dict[str, Any] = {"int": z3.BitVecSort((steps + 2).bit_length() + 1), "bool": z3.BoolSort()}
+        self.rows: dict[str, list[Expr]] = {}
+        for sort, members in self.objects.items():
+            bits = max(1, (len(members) - 1).bit_length())
+            self.sorts[sort] = z3.BitVecSort(bits)
+            self.rows[sort] = [z3.BitVecVal(i, bits) for i in range(len(members))]
+        self.null = self.rows["Block"][0]
+        self.contents = dict(zip(self.objects["Content"].values(), self.rows["Content"], strict=True))
+        self.unordered = self.constant("unordered", "bool")
+        self.answers = self.table("Content", "Key", lambda content, key: content.answers(key))
+        self.extends = self.table("Content", "Content", lambda new, old: new.extends(old))
+        self.covers = self.table("Key", "Key", lambda key, need: key.covers(need))
+
+    def table(self, left: str, right: str, holds: Callable[[Any, Any], bool]) -> Callable[..., Expr]:
+        lefts, rights = ([*self.objects[sort].values()] for sort in (left, right))
+        cells = {(i, j): z3.BoolVal(holds(lefts[i], rights[j])) for i, j in product(range(len(lefts)), range(len(rights)))}
+        return lambda *values: self._looked_up(cells, (left, right), values)
+
+    def function(self, name: str, *sorts: str) -> Callable[..., Expr]:
+        *domain, result = sorts
+        cells = {
+            at: z3.Const(" ".join(map(str, (name, *at))), self.sorts[result])
+            for at in product(*(range(len(self.rows[sort])) for sort in domain))
+        }
+        return lambda *values: self._looked_up(cells, tuple(domain), values)
+
+    def _looked_up(self, cells: Mapping[Any, Expr], sorts: tuple[str, ...], values: Any, at: tuple[int, ...] = ()) -> Expr:
+        """The cell at the values, which are elements or terms that may be any element."""
+        if len(at) == len(sorts):
+            return cells[at]
+        value, rows = values[len(at)], self.rows[sorts[len(at)]]
+        if z3.is_bv_value(value):
+            return self._looked_up(cells, sorts, values, (*at, value.as_long()))
+        found = self._looked_up(cells, sorts, values, (*at, 0))
+        for i, row in enumerate(rows[1:], 1):
+            found = z3.If(value == row, self._looked_up(cells, sorts, values, (*at, i)), found)
+        return found
+
+    def every(self, sort: str, predicate: Callable[[Expr], Expr]) -> Expr:
+        return z3.And([truth(predicate(row)) for row in self.rows[sort]])
+
+    def some(self, sort: str, predicate: Callable[[Expr], Expr]) -> Expr:
+        return z3.Or([truth(predicate(row)) for row in self.rows[sort]])
+
+    def name(self, sort: str, value: Expr) -> str:
+        """What an element is called; of a step, its number."""
+        return [*self.objects[sort]][value.as_long()] if sort in self.objects else str(value.as_signed_long())
+
+    def cells(self, state: SomeState) -> list[Expr]:
+        """What is in each cell of a state, in a fixed order."""
+        found = [state.issued, state.completed]
+        for name, (kind, sorts) in parts().items():
+            part = getattr(state, name)
+            for row in product(*(self.rows[sort] for sort in sorts[: 1 + (kind in ("Relation", "Rows"))])):
+                found += [fn(*row) for fn in ((part.fn, part.own) if kind == "Layer" else (part.fn,))]
+        return found
+
+    def seen(self, state: SomeState) -> list[Expr]:
+        """What a reader sees of a state, in a fixed order."""
+        found = [state.issued, state.completed]
+        for name, (kind, sorts) in parts().items():
+            part, pairs = getattr(state, name), kind in ("Relation", "Rows")
+            found += [part[row if pairs else row[0]] for row in product(*(self.rows[s] for s in sorts[: 1 + pairs]))]
+        return found
+
+
+def sorts_of(action: Action) -> list[str]:
+    """The sort of each parameter."""
+    hints = inspect.get_annotations(action.apply)
+    return [str(hints[name]) for name in action.parameters]
+
+
+class Rules:
+    """Actions and clauses as formulas over one step: the cells before it, its action and arguments, the cells after it.
+
+    does: the action of the step, by name. holds: whether a guard of it holds, by action and guard. kept: each clause, of the
+    state after the step; broken: not all of them. changes: the step does something. tidy: where rules allow any content,
+    nothing known is left. start: of the cells before the first step. step: what a step does, its guards left out; elements
+    that could be swapped are named in the order of their numbers, which spares a search the other runs.
+    """
+
+    def __init__(self, world: Scope, actions: Mapping[str, Action], clauses: Mapping[str, Clause]) -> None:
+        self.world, self.actions, self.clauses = world, actions, clauses
+        before, after, first = SomeState(world), SomeState(world, "'"), empty(world)
+        first.issued = first.completed = 0
+        self.before, self.after, starts = world.cells(before), world.cells(after), world.cells(first)
+        self.action = z3.BitVec("action", len(actions).bit_length())
+        self.does = {name: self.action == i for i, name in enumerate(actions)}
+        self.arguments = {name: arguments(world, action) for name, action in actions.items()}
+        self.holds: dict[Guard, Expr] = {}
+        self.kept = clauses_of(world, after, clauses)
+        self.broken = z3.Not(z3.And([*self.kept.values()]))
+        step, values = [z3.ULT(self.action, len(actions)), after.issued <= world.steps], list(self.before)
+        for name, action in actions.items():
+            state = SomeState(world)
+            for guard, term in taken(world, action, state, self.arguments[name]).items():
+                self.holds[name, guard] = z3.Bool(f"{name} / {guard}")
+                step.append(self.holds[name, guard] == term)
+            for i, (old, new) in enumerate(zip(self.before, world.cells(state), strict=True)):
+                if new is not old and not (value := z3.simplify(old.sort().cast(new))).eq(old):
+                    values[i] = z3.If(self.does[name], value, values[i])
+        for sort in world.rows:
+            values += self._named_in_order(sort, step, starts)
+        step += [new == value for new, value in zip(self.after, values, strict=True)]
+        self.changes = z3.Or([a != b for a, b in zip(world.seen(before), world.seen(after), strict=True)])
+        junk = [self.arguments[name][i] for name, a in actions.items() for i, p in enumerate(a.parameters) if p == "junk"]
+        self.tidy = z3.And([symbol == world.contents[UNKNOWN] for symbol in junk])
+        self.start = z3.And([old == old.sort().cast(value) for old, value in zip(self.before, starts, strict=True)])
+        self.step = z3.simplify(z3.And(step))
+
+    def legal(self, dropped: Guard | None = None) -> Expr:
+        """The step violates no guard, the dropped one left aside."""
+        return z3.And([z3.Implies(self.does[g[0]], holds) for g, holds in self.holds.items() if g != dropped])
+
+    def _named_in_order(self, sort: str, step: list[Expr], starts: list[Expr]) -> list[Expr]:
+        rows = self.world.rows[sort]
+        swapped = {"Block": rows[1:], "Holder": rows, "Owner": rows}.get(sort, [])
+        before, after = ([z3.Bool(f"{sort} {row} was named{tag}") for row in swapped] for tag in ("", "'"))
+        values = list(before)
+        for name, action in self.actions.items():
+            symbols = [s for s, its in zip(self.arguments[name], sorts_of(action), strict=True) if its == sort]
+            step += [
+                z3.Implies(self.does[name], z3.ULT(symbol, len(rows))) for symbol in symbols if len(rows) < 2 ** symbol.size()
+            ]
+            for i, row in enumerate(swapped):
+                values[i] = z3.Or(values[i], z3.And(self.does[name], z3.Or([symbol == row for symbol in symbols])))
+                for j, symbol in enumerate(symbols if i else ()):
+                    sooner = z3.Or(before[i - 1], *(other == swapped[i - 1] for other in symbols[:j]))
+                    step.append(z3.Implies(z3.And(self.does[name], symbol == row), sooner))
+        self.before += before
+        self.after += after
+        starts += [False] * len(before)
+        return values
