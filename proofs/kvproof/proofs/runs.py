@@ -6,14 +6,23 @@ says nothing about larger scopes. A run holds names of concrete objects: `replay
 
 from __future__ import annotations
 
+import ast
+import hashlib
+import inspect
+import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import z3
 
+import kvproof.proofs.scope as scope_module
+import kvproof.spec.actions as actions_module
+import kvproof.spec.clauses as clauses_module
+import kvproof.spec.state as state_module
 from kvproof.proofs.face import Expr
 from kvproof.proofs.scope import Guard, Rules, named, sorts_of
 from kvproof.spec.actions import ACTIONS, Action
@@ -23,31 +32,35 @@ from kvproof.spec.state import Holder, State
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Actions with the names of their arguments. dropped: the guard, of an action, that is not asked. unordered: as in `State`."""
+    """Actions with the names of their arguments. dropped: the guard, of an action, that is not asked.
+
+    unordered: as in `State`. bound: the search ruled out all runs of so many actions, so it is a shortest one of the scope
+    where that is one less than its own length.
+    """
 
     steps: tuple[tuple[str, tuple[str, ...]], ...]
     unordered: bool
     dropped: Guard | None = None
+    bound: int = 0
 
-    def names(self, sort: str, actions: Mapping[str, Action]) -> list[str]:
-        """What the run names of a sort."""
-        named = [(s, a) for name, values in self.steps for s, a in zip(sorts_of(actions[name]), values, strict=True)]
-        return sorted({a for s, a in named if s == sort})
+    @property
+    def shortest(self) -> bool:
+        return self.bound == len(self.steps) - 1
 
 
 class Search:
     """Looks for runs to several goals at once; a goal is a term of `rules` that is to hold of the last step.
 
-    No step but the last violates a guard, other than those of `dropped`. open: goals without a run so far. depth: none of
-    them has a run of so many actions. gave_up: why the search ended before its bound, if it did.
+    No step but the last violates a guard, the dropped one left aside; all steps are `within` a term. open: goals without a
+    run so far. depth: none of them has a run of so many actions. gave_up: why the search ended before its bound, if it did.
     """
 
-    def __init__(self, rules: Rules, goals: Mapping[Any, Expr], dropped: Guard | None = None) -> None:
+    def __init__(self, rules: Rules, goals: Mapping[Any, Expr], dropped: Guard | None = None, within: Expr = True) -> None:
         self.rules, self.dropped, self.depth, self.gave_up = rules, dropped, 0, ""
         self.open = {name: z3.Bool(f"goal {i}") for i, name in enumerate(goals)}
         definitions = [mark == goal for mark, goal in zip(self.open.values(), goals.values(), strict=True)]
         self.legal = z3.Bool("legal")
-        self.step = z3.simplify(z3.And(rules.step, self.legal == rules.legal(dropped), *definitions))
+        self.step = z3.simplify(z3.And(rules.step, within, self.legal == rules.legal(dropped), *definitions))
         symbols = {symbol.get_id(): symbol for symbols in rules.arguments.values() for symbol in symbols}
         self.own = [rules.action, self.legal, *symbols.values(), *rules.holds.values(), *self.open.values()]
         self.symbols: list[dict[int, tuple[Expr, Expr]]] = []
@@ -97,9 +110,8 @@ class Search:
         for i in range(length):
             name = [*rules.actions][model.eval(self.at(i, rules.action)).as_long()]
             values = [model.eval(self.at(i, symbol), model_completion=True) for symbol in rules.arguments[name]]
-            names = map(rules.world.name, sorts_of(rules.actions[name]), values)
-            steps.append((name, tuple(names)))
-        return Run(tuple(steps), z3.is_true(model.eval(rules.world.unordered)), self.dropped)
+            steps.append((name, tuple(map(rules.world.name, sorts_of(rules.actions[name]), values))))
+        return Run(tuple(steps), z3.is_true(model.eval(rules.world.unordered)), self.dropped, length - 1)
 
 
 def shortest(rules: Rules, goal: Expr, depth: int, seconds: float, dropped: Guard | None = None) -> tuple[Run | None, Search]:
@@ -107,6 +119,49 @@ def shortest(rules: Rules, goal: Expr, depth: int, seconds: float, dropped: Guar
     step of it violates a guard but the dropped one. For runs that break a clause the goal is `rules.broken`."""
     search = Search(rules, {"": z3.And(goal, rules.legal(dropped))}, dropped)
     return next((run for _, run in search.runs(depth, seconds)), None), search
+
+
+# --------------------------------------------------------------------------------------------------- runs that are kept
+
+STORE = Path(__file__).with_name("runs.json")
+Runs = dict[str, dict[str, Run]]  # by family ("guards", "actions", "clauses") and name
+
+
+def digest() -> str:
+    """Of the rules as they stand, comments and docstrings left aside: what was found under others is to be found anew."""
+    trees = [ast.parse(inspect.getsource(module)) for module in (actions_module, clauses_module, state_module, scope_module)]
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value.value = ""
+    return hashlib.sha256("".join(map(ast.dump, trees)).encode()).hexdigest()
+
+
+def load(path: Path = STORE, actions: Mapping[str, Action] = ACTIONS) -> tuple[Runs, bool]:
+    """The runs of a file, and whether they were found under the rules as they stand."""
+    text = json.loads(path.read_text()) if path.exists() else {}
+    found: Runs = {family: {} for family in ("guards", "actions", "clauses")}
+    for family, name, entry in ((f, n, e) for f in found for n, e in text.get(f, {}).items()):
+        steps = [step.partition(": ") for step in entry["steps"]]
+        if all(action in actions for action, _, _ in steps):
+            values = [[part.split(" ", 1)[1] for part in said.split(", ") if part] for _, _, said in steps]
+            taken = tuple((step[0], tuple(its)) for step, its in zip(steps, values, strict=True))
+            dropped = (steps[-1][0], name.partition(" / ")[2]) if family == "guards" else None
+            found[family][name] = Run(taken, entry["unordered"], dropped, entry["bound"])
+    return found, text.get("rules") == digest()
+
+
+def save(runs: Runs, path: Path = STORE, actions: Mapping[str, Action] = ACTIONS) -> None:
+    text: dict[str, Any] = {"rules": digest()}
+    for family, entries in runs.items():
+        text[family] = {}
+        for name, run in sorted(entries.items()):
+            steps = [f"{action}: {said(actions[action], values)}".removesuffix(": ") for action, values in run.steps]
+            text[family][name] = {"unordered": run.unordered, "bound": run.bound, "steps": steps}
+    path.write_text(json.dumps(text, indent=1) + "\n")
+
+
+def said(action: Action, values: tuple[str, ...]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in zip(action.parameters, values, strict=True))
 
 
 # -------------------------------------------------------------------------------------------------- on the concrete face
@@ -128,10 +183,15 @@ def known() -> dict[str, dict[str, Any]]:
     return named(9, 9, "rstuvw", ("ab", "cd", "abcd", "abef"))
 
 
+def named_in(run: Run, sort: str, actions: Mapping[str, Action]) -> list[str]:
+    names = [pair for name, values in run.steps for pair in zip(sorts_of(actions[name]), values, strict=True)]
+    return sorted({name for its, name in names if its == sort})
+
+
 def replay(run: Run, actions: Mapping[str, Action] = ACTIONS, clauses: Mapping[str, Clause] = CLAUSES) -> list[Moment]:
     """Takes the actions on the concrete state. One that fails a guard happens all the same: the moment after tells."""
     objects, state, moments = known(), State(unordered=run.unordered, strict=True), []
-    rows = {sort: {name: objects[sort][name] for name in run.names(sort, actions)} for sort in ("Block", "Holder")}
+    rows = {sort: {name: objects[sort][name] for name in named_in(run, sort, actions)} for sort in ("Block", "Holder")}
     rows["Block"]["0"] = state.null
     for name, arguments in run.steps:
         state.refusals = []
@@ -145,14 +205,14 @@ def replay(run: Run, actions: Mapping[str, Action] = ACTIONS, clauses: Mapping[s
             for row, *its in ([("",)] if clause.row == "clock" else rows[clause.row.capitalize()].items())
             if clause.holds(state, *its) is not True
         ]
-        moments.append(Moment(tuple(state.refusals), tuple(broken), shown(state, rows["Block"])))
+        moments.append(Moment(tuple(dict.fromkeys(state.refusals)), tuple(broken), shown(state, rows["Block"])))
     return moments
 
 
 def shown(state: State, blocks: Mapping[str, int]) -> dict[str, str]:
     """What a table tells of a state: the clock; who holds each block and for which needs; its keys, those of the staged step
     with a star; its content before, in the middle of and after the staged step, once where they are the same."""
-    names = {value: name for sort, members in known().items() if sort != "Block" for name, value in members.items()}
+    names = {value: name for members in known().values() for name, value in members.items()}
 
     def holder(it: Holder, block: int) -> str:
         owner = f"until {state.fence[it]}" if state.fenced[it] else " ".join(f"of {names[o]}" for o in state.belongs.of(it))
@@ -162,23 +222,22 @@ def shown(state: State, blocks: Mapping[str, int]) -> dict[str, str]:
     found = {"done/issued": f"{state.completed}/{state.issued}"}
     for name, block in sorted(blocks.items()):
         contents = [names[part[block]] for part in (state.before, state.mid, state.after)]
-        found[f"{name} held by"] = ", ".join(sorted(holder(it, block) for it in state.holds.at(block)))
-        found[f"{name} keys"] = ", ".join(sorted(names[k] + "*" * state.staged_key[k, block] for k in state.keyed.at(block)))
-        found[f"{name} content"] = contents[0] if len(set(contents)) == 1 else " > ".join(contents)
-        found[f"{name} used"] = str(state.last_use[block])
+        found[f"{name}: held by"] = ", ".join(sorted(holder(it, block) for it in state.holds.at(block)))
+        found[f"{name}: keys"] = ", ".join(sorted(names[k] + "*" * state.staged_key[k, block] for k in state.keyed.at(block)))
+        found[f"{name}: content"] = contents[0] if len(set(contents)) == 1 else " > ".join(contents)
+        found[f"{name}: used in"] = str(state.last_use[block])
     return found
 
 
 def table(run: Run, actions: Mapping[str, Action] = ACTIONS, clauses: Mapping[str, Clause] = CLAUSES) -> list[str]:
     """The run as a table, one action a line. A column shows what an action changed; one that never changes is left out."""
     moments = replay(run, actions, clauses)
-    before = shown(State(), {name: known()["Block"][name] for name in run.names("Block", actions)})
+    before = shown(State(), {name: known()["Block"][name] for name in named_in(run, "Block", actions)})
     columns = ["", "action", "arguments", *before]
     lines = [columns]
     for i, ((name, arguments), moment) in enumerate(zip(run.steps, moments, strict=True)):
-        said = ", ".join(f"{p} {a}" for p, a in zip(actions[name].parameters, arguments, strict=True))
         changed = [moment.shown[c] or "-" if moment.shown[c] != before[c] else "" for c in columns[3:]]
-        lines.append([str(i + 1) + "!" * bool(moment.refused), name, said, *changed])
+        lines.append([str(i + 1) + "!" * bool(moment.refused), name, said(actions[name], arguments), *changed])
         before = moment.shown
     used = [i for i in range(len(columns)) if any(line[i] for line in lines[1:])]
     widths = {i: max(len(line[i]) for line in lines) for i in used}

@@ -105,8 +105,16 @@ class Scope(World):
         found = [state.issued, state.completed]
         for name, (kind, sorts) in parts().items():
             part = getattr(state, name)
-            for row in product(*(self.rows[sort] for sort in (sorts if kind in ("Relation", "Rows") else sorts[:1]))):
+            for row in product(*(self.rows[sort] for sort in sorts[: 1 + (kind in ("Relation", "Rows"))])):
                 found += [fn(*row) for fn in ((part.fn, part.own) if kind == "Layer" else (part.fn,))]
+        return found
+
+    def seen(self, state: SomeState) -> list[Expr]:
+        """What a reader sees of a state, in a fixed order."""
+        found = [state.issued, state.completed]
+        for name, (kind, sorts) in parts().items():
+            part, pairs = getattr(state, name), kind in ("Relation", "Rows")
+            found += [part[row if pairs else row[0]] for row in product(*(self.rows[s] for s in sorts[: 1 + pairs]))]
         return found
 
 
@@ -120,7 +128,8 @@ class Rules:
     """Actions and clauses as formulas over one step: the cells before it, its action and arguments, the cells after it.
 
     does: the action of the step, by name. holds: whether a guard of it holds, by action and guard. kept: each clause, of the
-    state after the step. start: of the cells before the first step. step: what a step does, its guards left out; elements
+    state after the step; broken: not all of them. changes: the step does something. tidy: where rules allow any content,
+    nothing known is left. start: of the cells before the first step. step: what a step does, its guards left out; elements
     that could be swapped are named in the order of their numbers, which spares a search the other runs.
     """
 
@@ -147,6 +156,9 @@ class Rules:
         for sort in world.rows:
             values += self._named_in_order(sort, step, starts)
         step += [new == value for new, value in zip(self.after, values, strict=True)]
+        self.changes = z3.Or([a != b for a, b in zip(world.seen(before), world.seen(after), strict=True)])
+        junk = [self.arguments[name][i] for name, a in actions.items() for i, p in enumerate(a.parameters) if p == "junk"]
+        self.tidy = z3.And([symbol == world.contents[UNKNOWN] for symbol in junk])
         self.start = z3.And([old == old.sort().cast(value) for old, value in zip(self.before, starts, strict=True)])
         self.step = z3.simplify(z3.And(step))
 

@@ -1,0 +1,149 @@
+"""No guard is superfluous: for each there is a run that breaks a clause where this guard alone is not asked.
+
+Since every action keeps every clause where its guards hold, the last action of such a run is the one that violates the
+guard. A guard that no clause misses has no run in any scope; `unmissed` proves that, and `DEVICE_ORDER` says what it is for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import z3
+
+from kvproof.proofs import witness
+from kvproof.proofs.face import SomeState, World, arguments, taken, truth
+from kvproof.proofs.obligations import clauses_of
+from kvproof.proofs.runs import STORE, Run, Search, load, replay, save, shortest, table
+from kvproof.proofs.scope import Guard, Rules, Scope
+from kvproof.spec.actions import ACTIONS, DEVICE_ORDER, Action
+from kvproof.spec.clauses import CLAUSES, Clause
+
+Say = Callable[[str], None]
+
+
+def guards(actions: Mapping[str, Action] = ACTIONS) -> list[Guard]:
+    return [(name, guard) for name, action in actions.items() for guard in action.guards]
+
+
+def unmissed(
+    actions: Mapping[str, Action] = ACTIONS, clauses: Mapping[str, Clause] = CLAUSES, seconds: float = 10.0
+) -> dict[Guard, bool]:
+    """The guards without which their action keeps every clause all the same, proved without bounds; and of each whether the
+    other guards and the clauses imply it. One that z3 does not know about is not among them."""
+    world, found = World(), {}
+    before = [*world.axioms().values(), *clauses_of(world, SomeState(world), clauses).values()]
+    for action in actions.values():
+        state = SomeState(world)
+        asked = taken(world, action, state, arguments(world, action))
+        kept = z3.And([truth(goal) for goal in clauses_of(world, state, clauses).values()])
+        for guard in asked:
+            solver = z3.Solver()
+            solver.set("timeout", round(1000 * seconds))
+            solver.add(*before, *(truth(term) for name, term in asked.items() if name != guard))
+            if solver.check(z3.Not(kept)) == z3.unsat:
+                found[action.name, guard] = solver.check(z3.Not(truth(asked[guard]))) == z3.unsat
+    return found
+
+
+def search(
+    wanted: list[Guard],
+    actions: Mapping[str, Action] = ACTIONS,
+    clauses: Mapping[str, Clause] = CLAUSES,
+    *,
+    depth: int = 10,
+    seconds: float = 600.0,
+    say: Say = lambda line: None,
+) -> Iterator[tuple[Guard, Run | int]]:
+    """A shortest run for each guard; or, where there is none or time is up, how many actions a run has at least to have, less
+    one. First where only the last action violates the guard and outside writers leave nothing known; then with any content;
+    then with the guard not asked at all. Raises RuntimeError where a clause breaks with all guards in place."""
+    rules, end = Rules(Scope(), actions, clauses), time.monotonic() + seconds
+    left, bounds = list(wanted), dict.fromkeys(wanted, depth)
+    for within in (rules.tidy, z3.BoolVal(True)):
+        goals = {("", ""): z3.And(rules.broken, rules.legal())}
+        for action, guard in left:
+            others = [holds for (name, other), holds in rules.holds.items() if name == action and other != guard]
+            goals[action, guard] = z3.And(rules.broken, rules.does[action], z3.Not(rules.holds[action, guard]), *others)
+        looking = Search(rules, goals, within=within)
+        for found, run in looking.runs(depth, end - time.monotonic()):
+            if found not in left:
+                raise RuntimeError(f"with all guards in place a clause breaks: {run.steps}")
+            say(f"{' / '.join(found)}: {len(run.steps)} actions")
+            left.remove(found)
+            yield found, replace(run, dropped=found)
+        bounds |= {dropped: min(bounds[dropped], looking.depth) for dropped in left}
+        say(f"{len(left)} guards without a run of up to {looking.depth} actions {looking.gave_up}")
+    for dropped in left:
+        alone, looked = shortest(rules, rules.broken, depth, end - time.monotonic(), dropped)
+        yield dropped, alone or min(bounds[dropped], looked.depth)
+
+
+def faults(run: Run, actions: Mapping[str, Action] = ACTIONS, clauses: Mapping[str, Clause] = CLAUSES) -> list[str]:
+    """What is wrong with a run that is to show that its dropped guard is necessary; taken on the concrete state."""
+    try:
+        moments = replay(run, actions, clauses)
+    except (KeyError, ValueError, TypeError) as error:
+        return [f"it cannot be taken: {error!r}"]
+    found = []
+    for i, ((name, _), moment) in enumerate(zip(run.steps, moments, strict=True), 1):
+        if any((name, guard) != run.dropped for guard in moment.refused):
+            found.append(f"action {i} is refused: {', '.join(moment.refused)}")
+        if moment.broken and i < len(moments):
+            found.append(f"action {i} breaks a clause before the last: {moment.broken[0][0]}")
+    if not moments or not moments[-1].broken:
+        found.append("no clause breaks")
+    if not moments or not moments[-1].refused:
+        found.append("the last action does not violate the guard")
+    return found
+
+
+def refresh(path: Path = STORE, *, depth: int = 10, seconds: float = 600.0, say: Say = lambda line: None) -> list[str]:
+    """Finds the runs and witnesses that the file lacks, all where the rules have changed, and writes it. A run that still
+    shows what it is to show stays until a shorter one is found. Returns what has none."""
+    runs, fresh = load(path)
+    kept = {name: run for name, run in runs["guards"].items() if not faults(run)}
+    wanted = [guard for guard in guards() if not fresh or " / ".join(guard) not in kept]
+    needless = unmissed() if wanted else {}
+    say(f"{len(wanted)} guards to search a run for; {len(needless)} that no clause misses")
+    try:
+        for guard, found in search([guard for guard in wanted if guard not in needless], depth=depth, seconds=seconds, say=say):
+            name = " / ".join(guard)
+            if isinstance(found, Run):
+                kept[name] = found
+            elif name in kept:
+                kept[name] = replace(kept[name], bound=min(found, len(kept[name].steps) - 1))
+    finally:
+        witnesses = witness.refreshed(runs, fresh)
+        save({"guards": kept, **witnesses}, path)
+    lacking = [" / ".join(guard) for guard in guards() if guard[1] not in DEVICE_ORDER and " / ".join(guard) not in kept]
+    return lacking + [f"no witness: {name}" for name in witness.lacking(witnesses)]
+
+
+def why(run: Run) -> str:
+    """One sentence: what breaks."""
+    broken = dict.fromkeys(name for name, _ in replay(run)[-1].broken)
+    return "Without it this no longer holds: " + "; ".join(broken) + "."
+
+
+def page(runs: Mapping[str, Run]) -> str:
+    """docs/necessity.md."""
+    lines = ["# Why each guard is there", "", "Generated by `kvproof prove --necessity`. Each run is a shortest one found in a"]
+    lines += [
+        "tiny scope, and is taken again on the concrete rules by the tests. `!` marks the action that violates the guard;"
+    ]
+    lines += ["`*` marks a key of the staged step; contents are those before, in the middle of and after the staged step."]
+    for name, action in ACTIONS.items():
+        lines += ["", f"## {name}"] if action.guards else []
+        for guard in action.guards:
+            run = runs.get(f"{name} / {guard}")
+            lines += ["", f"### {name}: {guard}", ""]
+            if run is not None:
+                lines += [why(run), "", "```", *table(run), "```"]
+            elif guard in DEVICE_ORDER:
+                lines += ["No clause misses it. It keeps the device doing what the rules say, whatever the order of calls."]
+            else:
+                lines += ["No run is known."]
+    return "\n".join(lines) + "\n"

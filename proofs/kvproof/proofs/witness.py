@@ -1,0 +1,122 @@
+"""Nothing is proved of nothing: every action can happen and change something, every clause's premise can hold.
+
+A witness is a run that keeps all guards. The runs are kept beside this file and taken again on the concrete state, which
+takes milliseconds; `search` finds them anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+import z3
+
+from kvproof.proofs.runs import Run, Runs, Search, replay
+from kvproof.proofs.scope import Rules, Scope
+from kvproof.spec.actions import ACTIONS, Action
+from kvproof.spec.clauses import CLAUSES, Clause
+from kvproof.spec.logic import Term, both, either, negate, none, some
+from kvproof.spec.state import Block, Holder, State
+
+Premise = Callable[..., Term]
+
+
+def _reads(state: State, block: Block) -> Term:
+    return some(state.holds.at(block), lambda h: negate(none(state.reads.of(h))))
+
+
+def _held(state: State, holder: Holder) -> Term:
+    return negate(none(state.holds.of(holder)))
+
+
+# What has to hold of a row for the clause to say anything about it.
+PREMISES: dict[str, Premise] = {
+    "a keyed block answers all its keys once the staged step is done": lambda s, b: negate(none(s.keyed.at(b))),
+    "what a holder relies on, its block holds then": lambda s, b: some(s.holds.at(b), lambda h: negate(none(s.needs.of(h)))),
+    "a state read finds its state before the forward pass": _reads,
+    "a key from an earlier step is answered before the staged step, and the step does not clear it": lambda s, b: some(
+        s.keyed.at(b), lambda key: negate(s.staged_key[key, b])
+    ),
+    "content changes only where something is staged": lambda s, b: negate(
+        both(s.mid[b] == s.before[b], s.after[b] == s.mid[b])
+    ),
+    "a retired key does not come back": lambda s, b: both(negate(none(s.keyed.at(b))), negate(none(s.retired.at(b)))),
+    "a block that is used beyond the horizon is held by a holder that reaches that use": lambda s, b: s.last_use[b] > s.horizon,
+    "both endpoints of a copy are held by a fence until the copy ran": lambda s, b: either(s.copied[b], s.source[b]),
+    "a staged use is a use, and no use is later": lambda s, b: either(s.copied[b], s.source[b], s.loaded[b], s.written[b]),
+    "a staged state read is a use": _reads,
+    "the null block is inert": lambda s, b: b == s.null,
+    "a holder holds one block": _held,
+    "a holder is a fence or belongs to somebody alive": lambda s, h: both(_held(s, h), negate(s.fenced[h])),
+    "a fence ends with a step that exists": lambda s, h: both(_held(s, h), s.fenced[h]),
+    "an outside write runs on a block that no step in flight or staged touches and nobody reads": lambda s, h: negate(
+        none(s.loading.of(h))
+    ),
+    "steps complete after they were issued": lambda s: s.completed > 0,
+}
+
+
+def denied(clauses: Mapping[str, Clause], premises: Mapping[str, Premise]) -> dict[str, Clause]:
+    """Per clause one that says the opposite of its premise: it breaks where the premise holds of some row."""
+
+    def deny(premise: Premise) -> Premise:
+        return lambda state, *row: negate(premise(state, *row))
+
+    return {name: replace(clause, holds=deny(premises[name])) for name, clause in clauses.items()}
+
+
+def search(
+    actions: Mapping[str, Action] = ACTIONS,
+    clauses: Mapping[str, Clause] = CLAUSES,
+    premises: Mapping[str, Premise] = PREMISES,
+    *,
+    depth: int = 8,
+    seconds: float = 300.0,
+) -> Iterator[tuple[tuple[str, str], Run | int]]:
+    """By family ("actions" or "clauses") and name a shortest run; or where there is none, how many actions it has at least to
+    have, less one."""
+    rules = Rules(Scope(), actions, denied(clauses, premises))
+    goals = {("actions", name): z3.And(does, rules.changes, rules.legal()) for name, does in rules.does.items()}
+    goals |= {("clauses", name): z3.And(z3.Not(denial), rules.legal()) for name, denial in rules.kept.items()}
+    looking = Search(rules, goals, within=rules.tidy)
+    yield from looking.runs(depth, seconds)
+    yield from ((name, looking.depth) for name in looking.open)
+
+
+def faults(
+    family: str,
+    name: str,
+    run: Run,
+    actions: Mapping[str, Action] = ACTIONS,
+    clauses: Mapping[str, Clause] = CLAUSES,
+    premises: Mapping[str, Premise] = PREMISES,
+) -> list[str]:
+    """What is wrong with a run that is to show that an action can happen, or a premise hold; taken on the concrete state."""
+    try:
+        moments, denials = (replay(run, actions, its) for its in (clauses, denied(clauses, premises)))
+    except (KeyError, ValueError, TypeError) as error:
+        return [f"it cannot be taken: {error!r}"]
+    found = [f"action {i} is refused: {moment.refused[0]}" for i, moment in enumerate(moments, 1) if moment.refused]
+    found += [f"action {i} breaks a clause: {moment.broken[0][0]}" for i, moment in enumerate(moments, 1) if moment.broken]
+    if family == "actions" and [step for step, _ in run.steps][-1:] != [name]:
+        found.append(f"the last action is not {name}")
+    if family == "clauses" and not any(broken == name for denial in denials[-1:] for broken, _ in denial.broken):
+        found.append("the premise does not hold after it")
+    return found
+
+
+def refreshed(runs: Runs, fresh: bool) -> Runs:
+    """The witnesses among the runs; all found anew where one is wanting or the rules have changed."""
+    if fresh and not lacking(runs):
+        return {family: runs[family] for family in ("actions", "clauses")}
+    found: Runs = {"actions": {}, "clauses": {}}
+    for (family, name), run in search():
+        if isinstance(run, Run):
+            found[family][name] = run
+    return found
+
+
+def lacking(runs: Runs) -> list[str]:
+    """Actions and clauses without a witness that shows what it is to show."""
+    names = [("actions", name) for name in ACTIONS] + [("clauses", name) for name in CLAUSES]
+    return [name for family, name in names if name not in runs[family] or faults(family, name, runs[family][name])]
