@@ -57,6 +57,11 @@ def junction_stop(junction: int, prompt: int, block: int, exact: bool) -> int:
     return junction if exact and junction <= prompt else junction // block * block
 
 
+def cut(start: int, end: int, stop: int) -> int:
+    """The end of a chunk [start, end) that does not run past `stop`."""
+    return stop if start < stop < end else end
+
+
 def checkpoint_position(start: int, stop: int, prompt: int, length: int, *, block: int, unit: int) -> int:
     """The inner position whose state a chunk [start, stop) may export, 0 for none; for `checkpoint` groups.
 
@@ -111,7 +116,7 @@ def chunk(
     realign = -(-start // block) * block
     tail_stop = max(tail(prompt, unit), last)  # outgrown by a resumed text: then nothing but the last block
     for stop in (realign, last, tail_stop, junction):
-        end = stop if start < stop < end else end
+        end = cut(start, end, stop)
     return end - start
 
 
