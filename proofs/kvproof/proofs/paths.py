@@ -15,7 +15,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import count
+from itertools import combinations, count
 from operator import add, eq, ge, gt, le, lt, ne, sub
 from types import ModuleType
 from typing import Any
@@ -145,7 +145,6 @@ class Sizes:
         self.definitions: dict[str, list[str]] = {}
         self.meanings: dict[str, list[str]] = {}
         self.links: list[tuple[str, str, str]] = []
-        self.facts: list[str] = []  # of the products and quotients that were named
         self.products: dict[Expr, dict[Expr, Expr]] = {}
         self.factors: dict[Expr, list[tuple[Expr, Expr]]] = {}
         self.solver, self.levels = z3.SimpleSolver(), list[tuple[Truth, bool]]()
@@ -183,19 +182,26 @@ class Sizes:
         self.levels = []
         self.solver.add(fact)
 
+    def text(self, term: Expr) -> str:
+        key = ("text", term.get_id())
+        if key not in self.known:
+            self.kept.append(term)
+            self.known[key] = term.sexpr()
+        return self.known[key]  # type: ignore[no-any-return]
+
     def named(self, kind: str, term: Expr) -> Expr:
         """A constant for a term, so that texts stay short. Products and quotients are defined for witnesses only."""
         made = self.declared(f"{kind}!{len(self.definitions)}", term.sort())()
-        meant = self.meanings if kind in ("product", *DEFINED) else self.definitions
-        self.definitions[made.sexpr()] = []
-        meant[made.sexpr()] = [f"(= {made} {term.sexpr()})"]
+        meant = self.meanings if kind in DEFINED else self.definitions
+        self.definitions[self.text(made)] = []
+        meant[self.text(made)] = [f"(= {self.text(made)} {term.sexpr()})"]
         return made
 
     def times(self, x: Expr, d: Expr) -> Expr:
         key = ("times", x.get_id(), d.get_id())
         if key not in self.known:
             self.kept += [x, d]
-            self.known[key] = self.named("product", TIMES(x, d))
+            self.known[key] = self.named("times", TIMES(x, d))
         return self.known[key]
 
     def product(self, x: Expr, d: Expr) -> Expr:
@@ -205,15 +211,12 @@ class Sizes:
             return -self.product(x.arg(0), d)
         x, others = z3.simplify(x), self.products.setdefault(d, {})
         if x not in others:
-            made = self.times(x, d)
-            self.fact("apart", ZERO, ZERO, x, made, d)
+            made = others[x] = self.times(x, d)
+            self.factors[made] = [(x, d)]
             self.always(z3.Implies(z3.And(d >= 1, x >= 1), made >= d))
-            for y, other in others.items():
-                self.fact("apart", x, made, y, other, d)
-            others[x], self.factors[made] = made, [(x, d)]
             for first, second in self.factors.get(d, []):  # a multiple of a product is one of its right factor
                 link = self.named("link", self.product(self.times(x, first), second))
-                self.links.append((made.sexpr(), second.sexpr(), f"(= {made} {link})"))
+                self.links.append((self.text(made), self.text(second), f"(= {self.text(made)} {self.text(link)})"))
         return others[x]
 
     def quotient(self, x: Expr, d: Expr) -> Expr:
@@ -224,12 +227,9 @@ class Sizes:
         x = x.arg(0) if up else x
         made = self.named("ceiling", CEILING(x, d)) if up else self.named("floor", FLOOR(x, d))
         least = self.product(made, d) - d + 1 if up else self.product(made, d)
-        self.definitions[made.sexpr()].append(f"(within {least.sexpr()} {x.sexpr()} {d.sexpr()})")
+        self.definitions[self.text(made)].append(f"(within {self.text(least)} {self.text(x)} {self.text(d)})")
         self.always(z3.Implies(d >= 1, z3.And(least <= x, x < least + d)))
         return -made if up else made
-
-    def fact(self, word: str, *terms: Expr) -> None:
-        self.facts.append(f"({word} {' '.join(term.sexpr() for term in terms)})")
 
     def multiple(self, *sizes: Any) -> Any:
         """For `math.lcm`: some positive number that each of them divides."""
@@ -239,7 +239,7 @@ class Sizes:
             made, *same = (factor * size for factor, size in zip(factors, sizes, strict=True))
             self.kept.append(sizes)
             self.known[key] = made
-            self.definitions[made.term.sexpr()] += [f"(= {made.term} {other.term})" for other in same]
+            self.definitions[self.text(made.term)] += [(made == other).term.sexpr() for other in same]
             self.factors[made.term] += [self.factors[other.term][0] for other in same]
             self.assume(f"lcm {len(self.kept)}", lambda: made >= 1)
         return self.known[key]
@@ -319,7 +319,7 @@ class Sizes:
                 value, dropped = self._merged(lambda: function(*args, **named))
                 if z3.is_app_of(value.term, z3.Z3_OP_ITE):
                     name = self.named(function.__name__, value.term)
-                    self.definitions[name.sexpr()] += [path.sexpr() for path in dropped]
+                    self.definitions[self.text(name)] += [path.sexpr() for path in dropped]
                     value = self.symbol(name)
                 self.known[key] = value
             return self.known[key]
@@ -380,31 +380,30 @@ class Sizes:
         premises = self.premises | {"given": holds.term}
         text = asserted(premises)
         used = self.used(text + goal.sexpr())
-        declared = [self.declarations[name].sexpr() for name in self.declarations if name in used]
-        definitions, meanings = (
-            [f"(assert {line})" for name in lines if name in used for line in lines[name]]
-            for lines in (self.definitions, self.meanings)
-        )
-        facts = [*self.facts, *(link for _, _, link in self.links)]
-        facts = [f"(assert {fact})" for fact in facts if names_in(fact) & self.declarations.keys() <= used]
-        yield theorem("policy", (name,), sentence, text, goal, "\n".join([FACTS, *declared, *definitions, *facts]))
-        head = "\n".join([DEFINED_TEXT, FACTS, *declared, *definitions, *meanings])
+        lines = [self.declarations[name].sexpr() for name in self.declarations if name in used]
+        lines += [f"(assert {line})" for name in self.definitions if name in used for line in self.definitions[name]]
+        lines += [f"(assert {line})" for *_, line in self.links if names_in(line) - {"="} <= used]
+        for d, products in self.products.items():
+            named = [("0", "0")] + [(self.text(x), self.text(p)) for x, p in products.items() if self.text(p) in used]
+            lines += [f"(assert (apart {x} {p} {y} {q} {self.text(d)}))" for (x, p), (y, q) in combinations(named, 2)]
+        yield theorem("policy", (name,), sentence, text, goal, "\n".join([FACTS, *lines]))
+        used = self.used(text + " ".join(self.sample))
+        lines = [self.declarations[name].sexpr() for name in self.declarations if name in used]
+        for meant in (self.definitions, self.meanings):
+            lines += [f"(assert {line})" for name in meant if name in used for line in meant[name]]
         sample = {f"let {symbol}": z3.Int(symbol) == value for symbol, value in self.sample.items() if symbol in used}
-        yield witness("witness", ("policy", name), f"It can be asked whether: {sentence}", premises | sample, head)
+        sentence = f"There are cases for this: {sentence}"
+        yield witness("witness", ("policy", name), sentence, premises | sample, "\n".join([DEFINED_TEXT, FACTS, *lines]))
 
     def used(self, text: str) -> set[str]:
         """The constants that a text speaks of, and those that their definitions need."""
         found, new = set[str](), names_in(text)
         while new := new & self.declarations.keys() - found:
             found |= new
-            new = {word for name in new for line in [*self.definitions.get(name, ()), *self.meanings.get(name, ())] for word in names_in(line)}
-            divisors = {d.sexpr() for d, products in self.products.items() for p in products.values() if p.sexpr() in found}
-            new |= {
-                word
-                for product, divisor, line in self.links
-                if product in found and divisor in divisors
-                for word in names_in(line)
-            }
+            lines = [line for name in new for meant in (self.definitions, self.meanings) for line in meant.get(name, ())]
+            divisors = {self.text(d) for d, products in self.products.items() if any(self.text(p) in found for p in products.values())}
+            lines += [line for product, divisor, line in self.links if product in found and divisor in divisors]
+            new = {word for line in lines for word in names_in(line)}
         return found
 
 

@@ -146,31 +146,25 @@ def hybrid(s: Sizes, states: int, fine: bool) -> tuple[Geometry, Any]:
 
 
 def configured_chunks(states: int = 2) -> Iterator[Obligation]:
-    """`next_chunk` for a configuration with an attention group and two state groups, where hits are fine and where not."""
+    """What `next_chunk` asks `chunk` for a configuration with an attention group and two state groups."""
     for fine, kind in ((True, "fine"), (False, "coarse")):
-        s = Sizes(unit=2, attention=2, first=3, second=1, start=6)
-        widest, prompt, length, junction, start, wanted = s.numbers("widest prompt length junction start wanted")
+        s = Sizes(unit=2, attention=2, first=3, second=1)
+        start, wanted, prompt, length, junction, budget = s.numbers("start wanted prompt length junction budget")
         with s.running(chunks, geometry):
             shape, grain = hybrid(s, states, fine)
-            s.assume("a chunk", lambda: start >= 0 and 0 <= wanted <= widest and start + wanted <= length and junction >= 0)
-            s.assume("a text", lambda: widest >= 1 and 1 <= prompt <= length)
-            config = Config(shape, max_batched_tokens=widest, junctions=s.flag("exact"))
-            got = chunks.next_chunk(config, start, wanted, prompt, length, junction)
-            stop, end, grid = start + got, chunks.prefill_end(prompt, length), chunks.grid(shape)
-            tail, marked = chunks.tail(prompt, grain), chunks.junction_stop(junction, prompt, grid, config.junctions)
-            yield from s.promise(
-                f"next chunk, {kind}",
-                f"With one attention group and two state groups and {kind} hits, a chunk takes from 0 to `wanted` tokens, and gets "
-                "on if it may take what the widest step may, or the rest of the prefill.",
-                lambda: 0 <= got <= wanted and (got >= 1 or not (wanted >= 1 and (wanted >= widest or start + wanted >= end))),
-            )
-            yield from s.promise(
-                f"next chunk end, {kind}",
-                "There, a chunk that goes on short of the end of the prefill ends a block of both state groups, or at the tail, "
-                "or at the junction, if the grid fits into a step.",
-                lambda: stop == tail or stop == marked or all(on_grid(stop, group.block_size) for group in shape.states),
-                lambda: got >= 1 and stop < end and grid <= widest,
-            )
+
+            def meets(*asked: Any, block: Any, unit: Any, widest: Any, junction: Any, checkpoint: Any) -> Any:
+                ends = [on_grid(block, group.block_size) for group in shape.states]
+                return on_grid(block, unit) and all(ends) and unit == grain and widest == budget and block >= unit
+
+            config = Config(shape, max_batched_tokens=budget, junctions=s.flag("exact"))
+            with s.running(chunks, chunk=meets):
+                yield from s.promise(
+                    f"next chunk, {kind}",
+                    f"With an attention group, two state groups and {kind} hits, a chunk is asked for with a block that ends a block "
+                    "of every state group, and with the grain of hits as unit, which divides it: so all promises of it hold.",
+                    lambda: chunks.next_chunk(config, start, wanted, prompt, length, junction),
+                )
 
 
 def on_grid(at: Any, size: Any) -> Any:
@@ -389,8 +383,8 @@ def views() -> Iterator[Obligation]:
         size = s.merged(lambda: extent(view))
         yield from s.promise(
             "view",
-            "The name of block i in a view of a chain is the digest of the prefix that ends with the block, and there is one for "
-            "each block whose tokens all are in the chain.",
-            lambda: (view[index] + 1) * unit == (index + 1) * block and size * block <= units * unit < (size + 1) * block,
+            "The name of block i in a view of a chain is the digest of the prefix that ends with the block, and each block whose "
+            "units all are in the chain has one.",
+            lambda: (view[index] + 1) * unit == (index + 1) * block and size * ratio <= units < (size + 1) * ratio,
             lambda: 0 <= index < size,
         )
