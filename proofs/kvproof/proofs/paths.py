@@ -306,7 +306,9 @@ class Sizes:
     def choice(self, asked: Truth, yes: Any, no: Any) -> Any:
         if yes is None or no is None:
             kept = no if yes is None else yes
-            return self.symbol(True) if isinstance(kept, Truth) else kept
+            if not isinstance(kept, Truth):
+                return kept
+            yes, no = (self.symbol(True) if value is None else value for value in (yes, no))
         return yes if yes is no else self.symbol(z3.If(asked.term, yes.term, no.term))
 
     def summary(self, function: Callable[..., Any]) -> Callable[..., Any]:

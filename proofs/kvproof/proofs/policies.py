@@ -10,7 +10,7 @@ from typing import Any
 import z3
 
 from kvproof.proofs.obligations import Obligation
-from kvproof.proofs.paths import INT, Sizes
+from kvproof.proofs.paths import INT, Dropped, Sizes
 from kvproof.spec import chunks, demand, geometry, hashing, lookup
 from kvproof.spec.demand import Ask
 from kvproof.spec.geometry import Geometry, Group, Kind
@@ -44,7 +44,7 @@ def chunk_stops() -> Iterator[Obligation]:
         enough = s.merged(lambda: wanted >= 1 and (wanted >= block or wanted >= widest or start + wanted >= end))
 
         def allowed(at: Any) -> Any:
-            return at // block * block == at or at == tail or at == junction
+            return on_grid(at, block) or (at == tail and tail > last) or at == junction
 
         yield from s.promise("chunk budget", "A chunk takes from 0 to `wanted` tokens.", lambda: 0 <= got <= wanted)
         yield from s.promise(
@@ -70,8 +70,8 @@ def chunk_stops() -> Iterator[Obligation]:
         )
         yield from s.promise(
             "chunk end",
-            "A chunk that goes on short of the end of the prefill ends on the grid, at the tail or at the junction, if a block "
-            "fits into a step.",
+            "A chunk that gets on and ends before the prefill does ends on the grid, at the junction, or at the tail if the text has "
+            "not outgrown its block; if a block fits into a step.",
             lambda: allowed(stop),
             lambda: got >= 1 and stop < end and block <= widest,
         )
@@ -300,18 +300,23 @@ def common_hits(states: int = 2) -> Iterator[Obligation]:
     is shown for a round is true of all: the attention hit, which only bounds the first candidate, may be any number here."""
     for fine, kind in ((True, "fine"), (False, "coarse")):
         s = Sizes(unit=2, attention=2, first=3, second=1, size=20)
-        size, n, end = s.numbers("size n end")
+        size, n, end, later = s.numbers("size n end later")
         s.assume("a text", lambda: size >= 0 and end >= 0)
         keyed, text, s.shown = findable(s, states + 1), Text(size), n
         candidates: list[Any] = []
+        skip = False
         with s.running(lookup, geometry):
             (shape, grain), plain = hybrid(s, states, fine), lookup.longest_state
 
-            def counted(keyed: Any, path: Any, group: Group, grain: Any, limit: Any) -> Any:
+            def rounds(keyed: Any, path: Any, group: Group, grain: Any, limit: Any) -> Any:
                 candidates.append(limit)
-                if len(candidates) > states:
+                if len(candidates) <= states:
+                    return plain(keyed, path, group, grain, limit)
+                if not skip:
                     raise Again
-                return plain(keyed, path, group, grain, limit)
+                if len(candidates) == states + 1 and not s.every(0 <= later, later <= limit, on_grid(later, grain)):
+                    raise Dropped
+                return later
 
             def one_round(last: Any, another: Any) -> Any:
                 candidates.clear()
@@ -324,7 +329,7 @@ def common_hits(states: int = 2) -> Iterator[Obligation]:
             def covered(length: Any) -> Any:
                 return s.every(*(s.symbol(keyed((group.index, length))) for group in shape.states))
 
-            with s.running(lookup, longest_state=counted, longest_append_only=lambda *_: end, full_run=lambda *_: end):
+            with s.running(lookup, longest_state=rounds, longest_append_only=lambda *_: end, full_run=lambda *_: end):
                 yield from s.promise(
                     f"common hit, {kind}",
                     f"With {kind} hits, a round that is the last one ends at a length that every state group covers; another one "
@@ -335,15 +340,17 @@ def common_hits(states: int = 2) -> Iterator[Obligation]:
                     ),
                     lambda: s.every(n >= 0, on_grid(n, grain), covered(n)),
                 )
+                skip = True  # to the last of the rounds, which ends at some smaller candidate
                 yield from s.promise(
                     f"common hit bounds, {kind}",
-                    "A hit leaves a token to compute and ends at a multiple of the grain. The junction is beyond it, at the end of "
-                    "the attention hit, as far as that is one, or there is none.",
+                    "A hit leaves a token to compute and ends at a multiple of the grain. So does the junction: there is none, or it "
+                    "is beyond the hit and not beyond the attention hit.",
                     lambda: one_round(
                         lambda first, hit: (hit.length <= size - 1 or hit.length == 0)
                         and (0 <= hit.length <= end and on_grid(hit.length, grain))
-                        and (hit.junction == 0 if hit.length == first else hit.length < hit.junction <= end),
-                        lambda first, then: True,
+                        and (hit.junction == 0 or (on_grid(hit.junction, grain) and hit.length < hit.junction <= end))
+                        and (hit.junction == first or hit.length == first),
+                        lambda first, then: False,
                     ),
                 )
 
