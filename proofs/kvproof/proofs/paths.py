@@ -348,7 +348,13 @@ class Sizes:
     def running(self, *modules: ModuleType, **words: Any) -> Iterator[None]:
         """Inside, functions of the modules run on symbols: those that return a number are merged call by call, and they
         find symbolic words where Python's own insist on its integers."""
-        usual = {"min": self.least, "max": self.greatest, "lcm": self.multiple, "range": self.span, "len": lambda whole: whole.extent}
+        usual = {
+            "min": self.least,
+            "max": self.greatest,
+            "lcm": self.multiple,
+            "range": self.span,
+            "len": lambda whole: whole.extent,
+        }
         before = []
         for module in modules:
             own = inspect.getmembers(module, inspect.isfunction)
@@ -403,7 +409,9 @@ class Sizes:
         while new := new & self.declarations.keys() - found:
             found |= new
             lines = [line for name in new for meant in (self.definitions, self.meanings) for line in meant.get(name, ())]
-            divisors = {self.text(d) for d, products in self.products.items() if any(self.text(p) in found for p in products.values())}
+            divisors = {
+                self.text(d) for d, products in self.products.items() if any(self.text(p) in found for p in products.values())
+            }
             lines += [line for product, divisor, line in self.links if product in found and divisor in divisors]
             new = {word for line in lines for word in names_in(line)}
         return found
@@ -411,6 +419,18 @@ class Sizes:
 
 def names_in(text: str) -> set[str]:
     return set(re.findall(r"[\w!.]+", text))
+
+
+def arithmetic() -> Obligation:
+    """What is assumed of products and quotients."""
+    facts = "(apart x (times x d) y (times y d) d) (within (times (floor x d) d) x d)"
+    ceiling = "(within (+ (- (times (ceiling x d) d) d) 1) x d)"
+    smt = f"{DEFINED_TEXT}{FACTS}\n(declare-const x Int) (declare-const y Int) (declare-const d Int)\n"
+    smt += f"(assert (not (and {facts} {ceiling})))\n(check-sat)"
+    sentence = (
+        "Products of the same divisor are apart as their factors are, and a quotient is the one that it is defined to be."
+    )
+    return Obligation("policy", ("arithmetic",), sentence, smt)
 
 
 class Span:

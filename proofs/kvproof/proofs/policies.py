@@ -10,7 +10,7 @@ from typing import Any
 import z3
 
 from kvproof.proofs.obligations import Obligation
-from kvproof.proofs.paths import INT, Dropped, Sizes
+from kvproof.proofs.paths import INT, Dropped, Sizes, arithmetic
 from kvproof.spec import chunks, demand, geometry, hashing, lookup
 from kvproof.spec.demand import Ask
 from kvproof.spec.geometry import Geometry, Group, Kind
@@ -18,7 +18,7 @@ from kvproof.spec.records import Config
 
 
 def policies() -> Iterator[Obligation]:
-    return chain(chunk_stops(), configured_chunks(), demands(), longest_hits(), common_hits(), views())
+    return chain([arithmetic()], chunk_stops(), configured_chunks(), demands(), longest_hits(), common_hits(), views())
 
 
 def chunk_stops() -> Iterator[Obligation]:
@@ -57,9 +57,11 @@ def chunk_stops() -> Iterator[Obligation]:
             "chunk waits",
             "A chunk takes nothing exactly if it may take nothing, or if it may neither reach the end of the prefill nor a "
             "position on the grid, and a block fits into a step.",
-            lambda: got == 0
-            if wanted == 0 or (start + wanted < end and (start + wanted) // block * block <= start and block <= widest)
-            else got >= 1,
+            lambda: (
+                got == 0
+                if wanted == 0 or (start + wanted < end and (start + wanted) // block * block <= start and block <= widest)
+                else got >= 1
+            ),
         )
         yield from s.promise(
             "chunk cover",
@@ -105,9 +107,11 @@ def chunk_stops() -> Iterator[Obligation]:
             "checkpoint position",
             "An exported state lies inside its chunk, on a unit boundary, and leaves a token of the prefill, which the chunk ends; "
             "its slot, the last but one, is neither that of the first state nor that of the last.",
-            lambda: start < position < end <= stop
-            and position // unit * unit == position
-            and -(-start // block) <= -(-stop // block) - 2,
+            lambda: (
+                start < position < end <= stop
+                and position // unit * unit == position
+                and -(-start // block) <= -(-stop // block) - 2
+            ),
             lambda: exported,
         )
         yield from s.promise(
@@ -119,8 +123,10 @@ def chunk_stops() -> Iterator[Obligation]:
             "junction stop",
             "The stop for a junction is at it, or at the grid position less than a block before it; an exact one in the prompt is "
             "at it.",
-            lambda: 0 <= junction - marked < block
-            and (marked == junction if exact and junction <= prompt else marked // block * block == marked),
+            lambda: (
+                0 <= junction - marked < block
+                and (marked == junction if exact and junction <= prompt else marked // block * block == marked)
+            ),
         )
         one, two = s.numbers("stop stop2")
         inside = s.merged(lambda: one // block * block < one and two // block * block < two)
@@ -194,10 +200,12 @@ def asked(s: Sizes, group: Group, start: Any, stop: Any, tag: str = "") -> tuple
     ask = Ask(group, held, start, stop, hits, unheld, s.flag(f"snapshot{tag}"), s.flag(f"export{tag}"))
     slots = group.blocks_for(start)
     return ask, s.merged(
-        lambda: 0 <= unheld <= hits
-        and ((hits == 0 and held >= slots) or (held == 0 and hits == slots))
-        and (group.kind is Kind.STATE or not (ask.snapshot or ask.checkpoint))
-        and (not ask.checkpoint or group.blocks_for(stop) >= slots + 2)
+        lambda: (
+            0 <= unheld <= hits
+            and ((hits == 0 and held >= slots) or (held == 0 and hits == slots))
+            and (group.kind is Kind.STATE or not (ask.snapshot or ask.checkpoint))
+            and (not ask.checkpoint or group.blocks_for(stop) >= slots + 2)
+        )
     )
 
 
@@ -262,19 +270,23 @@ def longest_hits() -> Iterator[Obligation]:
                     "attention hit",
                     "The longest hit of an attention group ends at a unit boundary within the limit; the ends of all full blocks in "
                     "it are found, and so is its own end if it is inside a block. So each shorter unit boundary is covered, too.",
-                    lambda: 0 <= longest <= limit
-                    and longest // unit * unit == longest
-                    and (keyed((0, n)) if full and n <= longest else True)
-                    and (longest // size * size == longest or keyed((0, longest))),
+                    lambda: (
+                        0 <= longest <= limit
+                        and longest // unit * unit == longest
+                        and (keyed((0, n)) if full and n <= longest else True)
+                        and (longest // size * size == longest or keyed((0, longest)))
+                    ),
                 )
                 state = lookup.longest_state(keyed, text, other, unit, limit)
                 yield from s.promise(
                     "state hit",
                     "The longest hit of a state group is the greatest unit boundary within the limit that is found, or 0.",
-                    lambda: 0 <= state <= limit
-                    and state // unit * unit == state
-                    and (state == 0 or keyed((1, state)))
-                    and not (n > state and n <= limit and n // unit * unit == n and keyed((1, n))),
+                    lambda: (
+                        0 <= state <= limit
+                        and state // unit * unit == state
+                        and (state == 0 or keyed((1, state)))
+                        and not (n > state and n <= limit and n // unit * unit == n and keyed((1, n)))
+                    ),
                 )
             else:
                 yield from s.promise(
@@ -282,12 +294,14 @@ def longest_hits() -> Iterator[Obligation]:
                     "No length beyond it within the limit is covered by an attention group: either the first full block beyond "
                     "the run is missing, or no boundary from that length to the end of its block is found.",
                     lambda: n <= longest,
-                    lambda: 0 < n <= found <= limit
-                    and n // unit * unit == n
-                    and found // unit * unit == found
-                    and (found - 1) // size == (n - 1) // size
-                    and keyed((0, found))
-                    and (keyed((0, run + size)) if run + size <= n else True),
+                    lambda: (
+                        0 < n <= found <= limit
+                        and n // unit * unit == n
+                        and found // unit * unit == found
+                        and (found - 1) // size == (n - 1) // size
+                        and keyed((0, found))
+                        and (keyed((0, run + size)) if run + size <= n else True)
+                    ),
                 )
 
 
@@ -346,10 +360,12 @@ def common_hits(states: int = 2) -> Iterator[Obligation]:
                     "A hit leaves a token to compute and ends at a multiple of the grain. So does the junction: there is none, or it "
                     "is beyond the hit and not beyond the attention hit.",
                     lambda: one_round(
-                        lambda first, hit: (hit.length <= size - 1 or hit.length == 0)
-                        and (0 <= hit.length <= end and on_grid(hit.length, grain))
-                        and (hit.junction == 0 or (on_grid(hit.junction, grain) and hit.length < hit.junction <= end))
-                        and (hit.junction == first or hit.length == first),
+                        lambda first, hit: (
+                            (hit.length <= size - 1 or hit.length == 0)
+                            and (0 <= hit.length <= end and on_grid(hit.length, grain))
+                            and (hit.junction == 0 or (on_grid(hit.junction, grain) and hit.length < hit.junction <= end))
+                            and (hit.junction == first or hit.length == first)
+                        ),
                         lambda first, then: False,
                     ),
                 )
