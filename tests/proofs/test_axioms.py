@@ -1,7 +1,7 @@
 """The three axioms of `face.World` hold for the contents and keys of `spec.lineage`.
 
-Exhaustive: over two tokens and texts of up to four there are finitely many contents, whatever is written in whatever order; here
-are all of them, for both kinds and blocks of one to three tokens.
+Exhaustive: over two tokens and texts of up to four there are finitely many contents, whatever is written in whatever order.
+Here are all of them, for both kinds and blocks of one to three tokens.
 """
 
 from __future__ import annotations

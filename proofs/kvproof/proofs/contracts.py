@@ -15,76 +15,67 @@ from kvproof.spec.lookup import common_hit, hit_keys
 
 ATTENTION, STATE = Group(0, Kind.APPEND_ONLY, 2), Group(1, Kind.STATE, 2)
 NOT_CONFIRMED = "not confirmed: a search that found nothing"
-Write = tuple[int, int, int]  # which text, start and stop inside the second block
+Bits = tuple[bool, bool, bool, bool]  # a text of two blocks
+Write = tuple[bool, bool, bool]  # into the second block: of which text, without the first token, without the last
 
 
-def content_after(root: Lineage, group: Group, texts: list[list[int]], writes: list[Write]) -> Content:
+def content_after(group: Group, texts: tuple[Lineage, ...], writes: tuple[Write, ...]) -> Content:
     content = UNKNOWN
-    for text, start, stop in writes:
-        content = written(content, group, start, stop, root.extended(texts[text]))
+    for second, late, early in writes:
+        if not (late and early):
+            content = written(content, group, 3 if late else 2, 3 if early else 4, texts[second])
     return content
 
 
-def sane(texts: list[list[int]], writes: list[Write]) -> bool:
-    """Two texts of two blocks over two tokens, and writes into the second block."""
-    return (
-        len(texts) == 2
-        and all(len(text) == 4 and all(token in (0, 1) for token in text) for text in texts)
-        and len(writes) <= 2
-        and all(text in (0, 1) and 2 <= start < stop <= 4 for text, start, stop in writes)
-    )
-
-
-def what_extends_answers(texts: list[list[int]], old: list[Write], new: list[Write], length: int, rows: bool) -> bool:
+def what_extends_answers(one: Bits, two: Bits, old: Write, new: Write, full: bool, rows: bool) -> bool:
     """What extends a content answers its keys.
 
-    pre: sane(texts, old) and sane(texts, new) and 3 <= length <= 4
     post: _
     """
     root, group = Forest().root(), ATTENTION if rows else STATE
-    before, after = content_after(root, group, texts, old), content_after(root, group, texts, [*old, *new])
-    key = root.extended(texts[0][:length]).key(group)
+    texts = root.extended(map(int, one)), root.extended(map(int, two))
+    before, after = content_after(group, texts, (old,)), content_after(group, texts, (old, new))
+    key = texts[0].prefix(4 if full else 3).key(group)
     return after.answers(key) or not (after.extends(before) and before.answers(key))
 
 
-def what_answers_covers(texts: list[list[int]], writes: list[Write], long: int, short: int, rows: bool) -> bool:
-    """What answers a key answers all that it covers, and that is a prefix in the same slot.
+def what_answers_covers(one: Bits, two: Bits, writes: tuple[Write, Write], long: bool, short: bool, rows: bool) -> bool:
+    """What answers a key answers all that it covers, which has the same slot.
 
-    pre: sane(texts, writes) and 1 <= long <= 4 and 1 <= short <= 4
     post: _
     """
     root, group = Forest().root(), ATTENTION if rows else STATE
-    content = content_after(root, group, texts, writes)
-    key, need = (root.extended(texts[n][:size]).key(group) for n, size in ((0, long), (1, short)))
+    texts = root.extended(map(int, one)), root.extended(map(int, two))
+    content = content_after(group, texts, writes)
+    key, need = texts[0].prefix(4 if long else 3).key(group), texts[1].prefix(2 if short else 3).key(group)
     return not key.covers(need) or (key.slot == need.slot and (content.answers(need) or not content.answers(key)))
 
 
-def what_is_written_answers(texts: list[list[int]], writes: list[Write], rows: bool) -> bool:
-    """After a write of a whole block, the block answers the key at its end, and one in the middle if it keeps rows.
+def what_is_written_answers(one: Bits, two: Bits, writes: tuple[Write, Write], rows: bool) -> bool:
+    """After a write of a whole block it answers the key at its end, and one in the middle if it keeps rows.
 
-    pre: sane(texts, writes)
     post: _
     """
     root, group = Forest().root(), ATTENTION if rows else STATE
-    content = content_after(root, group, texts, [*writes, (0, 2, 4)])
-    end, middle = (root.extended(texts[0][:size]).key(group) for size in (4, 3))
-    return content.answers(end) and content.answers(middle) == rows
+    texts = root.extended(map(int, one)), root.extended(map(int, two))
+    content = content_after(group, texts, (*writes, (False, False, False)))
+    return content.answers(texts[0].key(group)) and content.answers(texts[0].prefix(3).key(group)) == rows
 
 
-def a_hit_is_served(factors: tuple[int, int], unit: int, length: int, found: list[bool]) -> bool:
-    """The keys of a hit are found, fill its slots and cover it.
+def a_hit_is_served(attention: Bits, state: Bits, wide: tuple[bool, bool], length: int) -> bool:
+    """The keys of a hit are found, fill its slots and cover it; for blocks of two or four tokens.
 
-    pre: 1 <= unit <= 2 and all(1 <= factor <= 3 for factor in factors) and 0 <= length <= 8 and len(found) == 16
+    pre: 0 <= length <= 4
     post: _
     """
-    geometry, path = Geometry.of(factors[0] * unit, (factors[1] * unit,), unit=unit), Path(Forest().root(), [0] * length)
+    geometry, path = Geometry.of(4 if wide[0] else 2, (4 if wide[1] else 2,), unit=1), Path(Forest().root(), [0] * length)
 
     def keyed(key: Key) -> bool:
-        return found[(key.lineage.length - 1) * 2 + key.group.index]
+        return (state if key.group.index else attention)[key.lineage.length - 1]
 
     hit, most = common_hit(keyed, path, geometry).length, max(length - 1, 0)
     for group in geometry.groups:
-        keys = hit_keys(keyed, path, group, unit, hit, most)
+        keys = hit_keys(keyed, path, group, 1, hit, most)
         served = [key is None or (keyed(key) and key.slot == slot) for slot, key in enumerate(keys)]
         if not all(served) or len(keys) != group.blocks_for(hit):
             return False

@@ -95,8 +95,8 @@ def chunk(
     junction: from `junction_stop`. checkpoint: whether all state groups can export an inner state.
 
     A block that is wider than any step is crossed in several chunks, which end anywhere and keep nothing, and the chunk
-    that reaches its boundary stops there. Else a chunk that ends off the grid ends at the tail, at an exact junction or
-    at the end: once per block, twice where an exact junction shares the block of the tail.
+    that reaches its boundary stops there. Else a chunk that ends before the prefill does ends on the grid, at the tail or
+    at an exact junction: so once per block off the grid, twice where an exact junction shares the block of the tail.
 
     A chunk with a checkpoint runs on to the end even from inside a block. The slot that it started in keeps the state
     at `start`: whoever publishes must not take it for the state at the boundary that the chunk ran past.
