@@ -257,8 +257,8 @@ def longest_hits() -> Iterator[Obligation]:
         _, longest, state = hits()
         yield from s.promise(
             "attention hit",
-            "The longest hit of an attention group ends at a unit boundary; its full blocks are found, and so is its end if it is "
-            "inside a block. So each shorter one is covered, too.",
+            "The longest hit of an attention group ends at a unit boundary. Its full blocks are found, and its end if that is "
+            "inside a block: so each shorter one is covered, too.",
             lambda: (
                 (boundary(longest) and (on_grid(longest, size) or keyed((0, longest))))
                 and (keyed((0, n)) or not (0 < n <= longest and on_grid(n, size)))
