@@ -10,6 +10,7 @@ import z3
 
 from kvproof.proofs import policies
 from kvproof.proofs.paths import Dropped, Sizes
+from kvproof.proofs.runner import solve
 from kvproof.spec import chunks, lookup
 from kvproof.spec.geometry import Group, Kind
 from kvproof.spec.lineage import Forest, Path
@@ -18,11 +19,9 @@ from kvproof.spec.lineage import Forest, Path
 def possible(sizes: Sizes, given: Any) -> bool:
     """Whether it can be, products and quotients being what they are."""
     _, witness = sizes.promise("", "", lambda: True, given)
-    solver = z3.Solver()
-    solver.from_string(witness.smt)
-    verdict = solver.check()
-    assert verdict != z3.unknown
-    return bool(verdict == z3.sat)
+    said = solve(witness.smt).said
+    assert said != "unknown"
+    return said == "sat"
 
 
 def test_chunks_on_symbols_are_chunks_on_numbers() -> None:
@@ -74,6 +73,14 @@ def test_a_choice_is_asked_inside_a_run_only() -> None:
     with pytest.raises(TypeError, match="ask inside a run"):
         bool(x > 0)
     assert s.merged(lambda: 1 if x > 0 else 0).term.eq(s.merged(lambda: 1 if x > 0 else 0).term)
+
+
+def test_a_path_that_is_wrongly_left_out_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    s = Sizes()
+    (x,) = s.numbers("x")
+    monkeypatch.setattr(s, "possible", lambda truth, answer: answer)
+    theorem, _ = s.promise("", "", lambda: s.merged(lambda: 1 if x > 0 else 0) == 1)
+    assert solve(theorem.smt).said == "sat"
 
 
 def test_a_dropped_path_says_nothing_of_the_others() -> None:

@@ -28,6 +28,12 @@ def test_every_policy_obligation_is_decided_as_expected() -> None:
     assert len(set(names["unsat"])) == len(names["unsat"])
 
 
+@pytest.mark.parametrize("part", [policies.configured_chunks, policies.common_hits])
+@pytest.mark.parametrize("states", [1, 3])
+def test_the_number_of_state_groups_does_not_matter(part: Callable[[int], Iterator[Obligation]], states: int) -> None:
+    assert [o.name for o in part(states) if verdict(o) != o.expect] == []
+
+
 def mutate(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, old: str, new: str) -> None:
     """The function as its module has it, with one change of its text."""
     function: Any = module

@@ -152,11 +152,10 @@ class Sizes:
 
     def named(self, kind: str, term: Expr) -> Expr:
         """A constant for a term, so that texts stay short."""
-        made = self.declared(f"{kind}!{len(self.definitions)}", term.sort())()
-        line = f"(= {made.sexpr()} {term.sexpr()})"
-        self.definitions[made.sexpr()] = [] if kind in ("times", "floor", "ceiling") else [line]
-        self.meanings[made.sexpr()] = line
-        return made
+        name = f"{kind}!{len(self.definitions)}"
+        self.meanings[name] = f"(= {name} {term.sexpr()})"
+        self.definitions[name] = [] if kind in ("times", "floor", "ceiling") else [self.meanings[name]]
+        return self.declared(name, term.sort())()
 
     def times(self, x: Expr, d: Expr) -> Expr:
         if ("times", x, d) not in self.known:
@@ -243,10 +242,11 @@ class Sizes:
             assert self.script[at][0] is truth, "a function must ask the same on the same path"
             self.trail.append(self.script[at])
         else:
-            yes, no = self.possible(truth, True), self.possible(truth, False)
+            yes = self.possible(truth, True)
+            no = not yes or self.possible(truth, False)
             if yes and no and self.births is None:
                 raise TypeError(f"{truth.term} is open: ask inside a run")
-            self.trail.append((truth, yes or not no, yes and no))
+            self.trail.append((truth, yes, yes and no))
         return self.trail[at][1]
 
     def merged(self, run: Callable[[], Any]) -> Any:
