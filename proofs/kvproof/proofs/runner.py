@@ -51,10 +51,12 @@ class Verdict:
 
 
 def solve(smt: str, seconds: float = TIMEOUT) -> Answer:
-    """One text, in this process."""
+    """One text, in this process. All of its assertions have names, or none has: then there is no core."""
     solver = z3.Solver()
     solver.set("timeout", max(1, round(seconds * 1000)))
-    for name, term in zip(NAMED.findall(smt), z3.parse_smt2_string(smt), strict=True):
+    terms, names = z3.parse_smt2_string(smt), NAMED.findall(smt)
+    solver.add([] if names else terms)
+    for name, term in zip(names, terms if names else [], strict=True):
         solver.assert_and_track(term, name)
     start = time.perf_counter()
     said = str(solver.check())
