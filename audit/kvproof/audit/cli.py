@@ -308,12 +308,16 @@ def explained_case(path: Path) -> list[str]:
 def prove_command(
     clause: Annotated[str | None, typer.Argument(help="words of a clause's sentence, or its check; - for all")] = None,
     action: Annotated[str | None, typer.Argument(help="an action")] = None,
-    timeout: Annotated[str | None, typer.Option("--solver-timeout", help="20s for each obligation, 600s for a search")] = None,
+    timeout: Annotated[
+        str | None,
+        typer.Option("--solver-timeout", help="for each obligation 20s, for the search of runs 600s, for each contract 10s"),
+    ] = None,
     print_smtlib: Annotated[bool, typer.Option("--print-smtlib", help="print the texts and solve nothing")] = False,
     cached: Annotated[bool, typer.Option("--cache/--no-cache", help="use what the solver said to the same text before")] = True,
     necessity: Annotated[bool, typer.Option("--necessity", help="search a run for each guard that needs it")] = False,
     mutants: Annotated[bool, typer.Option("--mutants", help="kill every mutant of the rules")] = False,
     mutant: Annotated[str | None, typer.Option(help="show how the clauses kill this wrong rule")] = None,
+    contracts: Annotated[bool, typer.Option("--contracts", help="search counterexamples with CrossHair")] = False,
     pages: Annotated[Path, typer.Option(help="where generated pages go")] = Path("docs"),
 ) -> None:
     """Prove the rules: every clause is always true, nothing is vacuous, and the policies keep their promises."""
@@ -327,6 +331,8 @@ def prove_command(
             lines, end = proving.mutant(mutant)
         elif mutants:
             lines, end = proving.mutants(pages)
+        elif contracts:
+            lines, end = proving.contracts(proving.seconds(timeout or "10s"))
         elif necessity:
             lines, end = proving.necessity(pages, proving.seconds(timeout or "600s"), say)
         else:

@@ -195,6 +195,24 @@ def mutant(name: str) -> Result:
     return [*lines, f"it survives: {it.survives}"], Closing(HELD, f"held: no clause misses it {took}", again, knob)
 
 
+def contracts(timeout: float) -> Result:
+    """Searches a counterexample to each contract on the Python functions. What is not found is not proved."""
+    if find_spec("crosshair") is None:
+        raise TargetUnavailable("crosshair-tool is not installed: pip install 'kvproof[prove]'")
+    from kvproof.proofs.contracts import NOT_CONFIRMED, crosshair
+
+    start = time.perf_counter()
+    verdicts = list(crosshair(timeout))
+    lines = [f"{name}: {said}" for name, said in verdicts]
+    wrong = [name for name, said in verdicts if said not in ("confirmed", NOT_CONFIRMED)]
+    confirmed = sum(said == "confirmed" for _, said in verdicts)
+    count = f"{len(verdicts)} contracts, {confirmed} confirmed ({time.perf_counter() - start:.0f} s)"
+    again, knob = f"kvproof prove --contracts --solver-timeout {timeout:g}", "--solver-timeout 300s: search longer"
+    if wrong:
+        return lines, Closing(VIOLATED, f"violated: {', '.join(wrong)}: {count}", again, knob)
+    return lines, Closing(HELD, f"held: nothing against {count}", again, knob)
+
+
 def write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
