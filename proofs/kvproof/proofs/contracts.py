@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 from kvproof.spec.chunks import chunk
 from kvproof.spec.geometry import Geometry, Group, Kind
+from kvproof.spec.hashing import digests
 from kvproof.spec.lineage import UNKNOWN, Content, Forest, Key, Lineage, Path, written
 from kvproof.spec.lookup import common_hit, hit_keys
 
@@ -84,6 +85,16 @@ def a_hit_is_served(attention: Bits, state: Bits, wide: tuple[bool, bool], lengt
     return hit <= most
 
 
+def a_block_is_named_by_its_text(text: Bits, wide: bool, many: bool) -> bool:
+    """Names of blocks are slices of those of units: each is the last name of the text that ends with the block.
+
+    post: _
+    """
+    tokens, unit, units = list(map(int, text)), 2 if wide else 1, 2 if many else 1
+    ends = range(units * unit, len(tokens) + 1, units * unit)
+    return digests(tokens, unit)[units::units] == [digests(tokens[:end], unit)[-1] for end in ends]
+
+
 def a_chunk_gets_on(start: int, wanted: int, prompt: int, length: int, blocks: int, junction: int) -> bool:
     """A chunk takes from 0 to `wanted` tokens, and some if it may take a block; here the unit is one and the block four.
 
@@ -93,7 +104,14 @@ def a_chunk_gets_on(start: int, wanted: int, prompt: int, length: int, blocks: i
     return 1 <= chunk(start, wanted, prompt, length, block=4, unit=1, widest=wanted, junction=junction) <= wanted
 
 
-CONTRACTS = (what_extends_answers, what_answers_covers, what_is_written_answers, a_hit_is_served, a_chunk_gets_on)
+CONTRACTS = (
+    what_extends_answers,
+    what_answers_covers,
+    what_is_written_answers,
+    a_hit_is_served,
+    a_block_is_named_by_its_text,
+    a_chunk_gets_on,
+)
 
 
 def crosshair(seconds: float, contracts: tuple[Callable[..., bool], ...] = CONTRACTS) -> Iterator[tuple[str, str]]:
