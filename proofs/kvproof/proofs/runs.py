@@ -64,7 +64,7 @@ class Search:
         symbols = {symbol.get_id(): symbol for symbols in rules.arguments.values() for symbol in symbols}
         self.own = [rules.action, self.legal, *symbols.values(), *rules.holds.values(), *self.open.values()]
         self.symbols: list[dict[int, tuple[Expr, Expr]]] = []
-        self.solver = z3.SolverFor("QF_FD")
+        self.facts: list[Expr] = []
 
     def at(self, step: int, symbol: Expr) -> Expr:
         """A symbol of `rules`, or one of the search, as of the step of that number."""
@@ -78,32 +78,39 @@ class Search:
         for old, new in zip(rules.before, rules.after, strict=True):
             pairs[new.get_id()] = (new, z3.Const(f"{old.decl().name()}@{then}", old.sort()))
         self.symbols.append(pairs)
-        for term in (self.step, *([] if now else [rules.start])):
-            self.solver.add(z3.substitute(term, *pairs.values()))
+        self.facts += [z3.substitute(term, *pairs.values()) for term in (self.step, *([] if now else [rules.start]))]
+        self.solver = z3.SolverFor("QF_FD")  # a fresh one: what it learned at lesser depths only slows it down
+        self.solver.add(*self.facts)
 
-    def runs(self, depth: int, seconds: float) -> Iterator[tuple[Any, Run]]:
-        """Goals and a shortest run to each, shortest first, up to a depth and a time."""
-        end = time.monotonic() + seconds
-        while self.open and self.depth < depth:
-            last = self.depth
+    def runs(self, depth: int, seconds: float, patience: float = 60.0) -> Iterator[tuple[Any, Run]]:
+        """Goals and a run to each, up to a depth and a time. They are shortest runs until the solver does not know within
+        the patience; from there on it looks at greater depths all the same, and `depth` stays."""
+        end, exact = time.monotonic() + seconds, True
+        for last in range(len(self.symbols), depth):
+            if not self.open:
+                return
             self.grow()
             marks = {name: self.at(last, mark) for name, mark in self.open.items()}
-            while self.open:
+            answer = z3.sat
+            while self.open and answer == z3.sat:
                 some = z3.Bool(f"some of {len(self.open)}@{last}")
                 self.solver.add(z3.Implies(some, z3.Or([marks[name] for name in self.open])))
-                self.solver.set("timeout", max(1, int(1000 * (end - time.monotonic()))))
+                self.solver.set("timeout", max(1, int(1000 * min(patience, end - time.monotonic()))))
                 answer = self.solver.check(some)
-                if answer == z3.unsat:
-                    break
-                if answer == z3.unknown:
-                    self.gave_up = f"the solver did not know: {self.solver.reason_unknown()}"
+                if answer == z3.sat:
+                    model = self.solver.model()
+                    for name in [name for name in self.open if z3.is_true(model[marks[name]])]:
+                        del self.open[name]
+                        yield name, self.run(model, last + 1)
+            self.facts.append(self.at(last, self.legal))
+            if answer == z3.unknown:
+                exact = False
+                self.gave_up = f"the solver did not know: {self.solver.reason_unknown()}"
+                if time.monotonic() > end:
                     return
-                model = self.solver.model()
-                for name in [name for name in self.open if z3.is_true(model[marks[name]])]:
-                    del self.open[name]
-                    yield name, self.run(model, last + 1)
-            self.solver.add(self.at(last, self.legal), *(z3.Not(marks[name]) for name in self.open))
-            self.depth += 1
+            elif exact:
+                self.facts += [z3.Not(marks[name]) for name in self.open]
+                self.depth += 1
 
     def run(self, model: Any, length: int) -> Run:
         rules, steps = self.rules, []
@@ -111,7 +118,7 @@ class Search:
             name = [*rules.actions][model.eval(self.at(i, rules.action)).as_long()]
             values = [model.eval(self.at(i, symbol), model_completion=True) for symbol in rules.arguments[name]]
             steps.append((name, tuple(map(rules.world.name, sorts_of(rules.actions[name]), values))))
-        return Run(tuple(steps), z3.is_true(model.eval(rules.world.unordered)), self.dropped, length - 1)
+        return Run(tuple(steps), z3.is_true(model.eval(rules.world.unordered)), self.dropped, self.depth)
 
 
 def shortest(rules: Rules, goal: Expr, depth: int, seconds: float, dropped: Guard | None = None) -> tuple[Run | None, Search]:
