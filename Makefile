@@ -45,7 +45,7 @@ define make_venv
 @$(PYTHON) -m venv $(1) || $(call die,$(PYTHON) cannot make $(1); its venv and ensurepip modules are needed)
 endef
 
-.PHONY: help fuzz test test-gpu lint bench clean distclean
+.PHONY: help fuzz prove prove-long test test-gpu lint bench clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -53,6 +53,9 @@ help: ## list the targets
 
 fuzz: $(ENV)/.stamp ## search for a violation: TARGET=reference or TARGET=vllm (VLLM=release)
 	@$(ENV)/bin/kvproof fuzz --target $(TARGET) $(ARGS)
+
+prove: $(BASE)/.stamp ## prove the rules: every clause is always true, for any number of blocks, requests and steps
+	@$(BASE)/bin/kvproof prove $(ARGS)
 
 test: $(BASE)/.stamp $(REAL)/.stamp ## run every test that needs no GPU, on the reference engine and on the real vLLM
 	@rm -rf $(RESULTS) && mkdir $(RESULTS)
@@ -88,10 +91,10 @@ distclean: clean ## remove the environments too
 # Environments. A release of vLLM has its own, which borrows torch and the rest from $(DEPS) through a .pth file: two
 # releases in one environment would mix their trees.
 
-$(BASE)/.stamp: requirements/base.txt pyproject.toml
-	@echo "==> making $(BASE): about 30 s, 160 MB"
+$(BASE)/.stamp: requirements/base.txt requirements/prove.txt pyproject.toml
+	@echo "==> making $(BASE): about 45 s, 250 MB"
 	$(call make_venv,$(BASE))
-	@$(call pip,$(BASE),install -r requirements/base.txt,requirements/base.txt)
+	@$(call pip,$(BASE),install -r requirements/base.txt -r requirements/prove.txt,requirements/base.txt and prove.txt)
 	@$(call install_kvproof,$(BASE))
 	@touch $@
 

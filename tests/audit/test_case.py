@@ -12,7 +12,7 @@ from kvproof.audit.engines import Harness
 from kvproof.audit.fuzz import Plan, fuzz, replay
 from kvproof.audit.program import Abort, Free, Hit, Key, Program, ResetCache, Take
 from kvproof.audit.workload import ALL, PROFILES, random_program
-from kvproof.spec.checks import Severity
+from kvproof.spec.faults import Severity
 
 FOUND = Found("read-lineage", "attention, slot partly written", Severity.CORRUPTION, "a reads what b wrote")
 

@@ -8,13 +8,13 @@ from random import Random
 
 import pytest
 
+from kvproof.audit.checks import CHECKS
 from kvproof.audit.program import Program
 from kvproof.audit.session import run_program
 from kvproof.audit.target import Hash, Op, OpKind, Result, TargetCrashed
 from kvproof.audit.targets.reference import ReferenceTarget
 from kvproof.audit.workload import random_program
 from kvproof.reference.faults import FAULTS
-from kvproof.spec.checks import CHECKS
 from kvproof.spec.records import Copy, Event, Load, Step, Stored
 
 TRIES = 60

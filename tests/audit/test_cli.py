@@ -10,13 +10,13 @@ import pytest
 from tests.audit.toy import FLAT, Toy
 
 from kvproof.audit import cli, engines
+from kvproof.audit.checks import GUARDS
 from kvproof.audit.engines import Harness
 from kvproof.audit.fuzz import Plan, Summary
 from kvproof.audit.probe import ProbeResult
 from kvproof.audit.target import TargetUnavailable
 from kvproof.audit.workload import SHAPES
 from kvproof.spec.actions import ACTIONS
-from kvproof.spec.checks import GUARDS
 
 Run = Callable[..., tuple[int, str, str]]
 FLAT_OPTIONS = ("--geometry", "4")
@@ -118,7 +118,7 @@ def test_formats_print_nothing_else(kvproof: Run, form: str) -> None:
         (("replay",), "CASE"),
         (("explain", "key-tru"), "did you mean 'key-true'?"),
         (("explain", "none.json"), "none.json"),
-        (("prove",), "prove"),
+        (("disprove",), "disprove"),
     ],
 )
 def test_bad_input_is_two(kvproof: Run, arguments: tuple[str, ...], complaint: str) -> None:
@@ -212,4 +212,4 @@ def test_doctor_names_targets_and_the_tests_that_need_a_gpu(kvproof: Run, monkey
 
 def test_commands_of_later_issues_are_no_stubs() -> None:
     names = {command.name or command.callback.__name__ for command in cli.app.registered_commands}  # type: ignore[union-attr]
-    assert names == {"fuzz", "replay", "explain", "doctor"}
+    assert names == {"fuzz", "replay", "explain", "prove", "doctor"}

@@ -12,6 +12,7 @@ from tests.audit.toy import FLAT, Toy
 
 from kvproof.audit.baseline import Entry
 from kvproof.audit.case import Case
+from kvproof.audit.checks import CHECKS
 from kvproof.audit.engines import Harness
 from kvproof.audit.fuzz import Plan, Summary, fuzz
 from kvproof.audit.program import Abort, Add, Complete, Free, Hit, Key, Program, ResetCache, Schedule, Take
@@ -19,7 +20,6 @@ from kvproof.audit.report import FORMATS, VIOLATED, Closing, Format, explained, 
 from kvproof.audit.session import Line
 from kvproof.audit.standalone import operations_text, standalone
 from kvproof.audit.steptable import around, render
-from kvproof.spec.checks import CHECKS
 from kvproof.spec.records import Checkpoint, Copy, Row, Step
 
 END = Closing(VIOLATED, "violated: much", "kvproof replay x.json", "--time 600")

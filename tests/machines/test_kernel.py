@@ -10,10 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from kvproof.audit.checks import CHECKS, GUARDS
 from kvproof.audit.probe import ProbeResult, Universe, probe
 from kvproof.spec import actions, clauses
 from kvproof.spec.actions import ACTIONS
-from kvproof.spec.checks import CHECKS, GUARDS
 from kvproof.spec.clauses import CLAUSES, broken
 from kvproof.spec.errors import Refused
 from kvproof.spec.lineage import UNKNOWN

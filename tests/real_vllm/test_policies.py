@@ -22,9 +22,8 @@ from kvproof.audit.targets.vllm_build import known, parameters
 from kvproof.spec import copies
 from kvproof.spec.chunks import checkpoint_position, grid, next_chunk, prefill_end
 from kvproof.spec.demand import Ask, demand, total_demand
-from kvproof.spec.errors import GeometryError
 from kvproof.spec.geometry import Geometry, Kind
-from kvproof.spec.hashing import Chain
+from kvproof.spec.hashing import digests
 from kvproof.spec.lineage import Forest, Path
 from kvproof.spec.lookup import common_hit, hit_keys
 from kvproof.spec.records import Config, Copy, Meaning, Request
@@ -636,11 +635,11 @@ def test_what_a_block_holds_after_the_copies(
     assert (came_from == in_order) == copies.same_meaning(batch)
 
 
-# Hashing: `Chain`, `View` and get_request_block_hasher, BlockHashListWithBlockSize.
+# Hashing: `digests` and get_request_block_hasher, BlockHashListWithBlockSize.
 
 
 @pytest.mark.parametrize("unit", [1, 2, 3, 4])
-def test_names_and_views_are_those_of_vllm(unit: int) -> None:
+def test_names_are_those_of_vllm_at_every_size(unit: int) -> None:
     """Not the same bytes, but the same names: equal where the other side's are equal, at every size, and as the text grows."""
     real_view = VLLM.get("utils", "BlockHashListWithBlockSize")
     requests, rng = requests_of(unit), random.Random(unit)
@@ -649,27 +648,18 @@ def test_names_and_views_are_those_of_vllm(unit: int) -> None:
     shared = 0
     for _ in range(60):
         salt = rng.choice([None, "salt", "pepper"])
-        text = tuple(rng.randint(0, 1) for _ in range(rng.randint(1, 12)))
-        request, chain = requests.make(Request("r", text, 100, salt=salt), "r"), Chain(unit, salt, text)
-        views = [(unit * n, chain.view(unit * n), real_view(request.block_hashes, unit, unit * n)) for n in (1, 2, 3, 4)]
+        text = [rng.randint(0, 1) for _ in range(rng.randint(1, 12))]
+        request = requests.make(Request("r", tuple(text), 100, salt=salt), "r")
+        views = [(n, real_view(request.block_hashes, unit, unit * n)) for n in (1, 2, 3, 4)]
         for more in ([], [rng.randint(0, 1)], [rng.randint(0, 1) for _ in range(rng.randint(0, 9))]):
-            chain.extend(more)
+            text += more
             request.append_output_token_ids(more)
-            assert len(chain) == len(request.block_hashes) == request.num_tokens // unit
-            for name, block_hash in zip(chain, request.block_hashes, strict=True):
+            names = digests(text, unit, salt)
+            for name, block_hash in zip(names[1:], request.block_hashes, strict=True):
                 shared += name in hash_of
                 assert name_of.setdefault(block_hash, name) == name
                 assert hash_of.setdefault(name, block_hash) == block_hash
-            for size, mine, real in views:
-                assert len(mine) == len(real) == request.num_tokens // size
-                assert list(mine) == [name_of[block_hash] for block_hash in real]
-                assert all(mine[n] == name_of[real[n]] for n in range(len(real)))
+            for n, view in views:
+                assert names[n::n] == [name_of[view[index]] for index in range(len(view))]
     assert shared > 100
     assert len(name_of) == len(hash_of) > 100
-
-
-def test_a_view_needs_a_multiple_of_the_unit() -> None:
-    with pytest.raises(GeometryError, match="unit 4 does not divide block size 6"):
-        Chain(4).view(6)
-    with pytest.raises(AssertionError):
-        VLLM.get("utils", "BlockHashListWithBlockSize")([], 4, 6)

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvproof.audit.events import Residency
 from kvproof.reference.engine import Engine, least_pool
 from kvproof.reference.journal import Entry
 from kvproof.reference.lookup import Hit
 from kvproof.reference.sequence import Status
-from kvproof.spec.checks import Fault
 from kvproof.spec.chunks import next_chunk
 from kvproof.spec.device import Device
 from kvproof.spec.errors import GeometryError, KvproofError
-from kvproof.spec.events import Residency
+from kvproof.spec.faults import Fault
 from kvproof.spec.geometry import Geometry
 from kvproof.spec.lineage import Forest, Path
 from kvproof.spec.lookup import common_hit

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from kvproof.audit.checks import CHECKS
 from kvproof.audit.program import Add, Program, Schedule, least_pool
 from kvproof.audit.session import run_program
 from kvproof.audit.targets.reference import ReferenceTarget
 from kvproof.audit.workload import random_program
 from kvproof.reference.engine import Engine
 from kvproof.reference.faults import FAULTS, Planted
-from kvproof.spec.checks import CHECKS
 from kvproof.spec.errors import KvproofError
 from kvproof.spec.geometry import Geometry
 from kvproof.spec.records import Config, Policy

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproof.spec.checks import CHECKS, Fault, Side
+from kvproof.audit.checks import CHECKS, Side
 from kvproof.spec.device import Device, next_token
+from kvproof.spec.faults import Fault
 from kvproof.spec.geometry import Geometry, Kind
-from kvproof.spec.lineage import Forest, StateAt
-from kvproof.spec.records import Checkpoint, Copy, Meaning, Request, Row, Step
+from kvproof.spec.lineage import UNKNOWN, Forest, StateAt
+from kvproof.spec.records import Checkpoint, Copy, Load, Meaning, Request, Row, Step
 
 GEOMETRY = Geometry.of(4, (8,), num_blocks=40)  # attention blocks of 4 tokens, state blocks of 8
 
@@ -590,3 +591,13 @@ def test_the_first_wrong_read_of_any_run_is_seen_at_its_step(data: st.DataObject
         assert sorted((fault.check, fault.request, fault.blocks) for fault in faults) == naive.run(step)
         if faults:
             return
+
+
+@pytest.mark.parametrize("copy", [Copy(5, 20), Copy(20, 5)])
+def test_a_load_is_not_ordered_with_the_copies_of_its_step(copy: Copy) -> None:
+    device = shadow()
+    device.admit(prompt("a", 9))
+    load = Load("a", 0, 8, True, [[5, 6], [7]])
+    row = Row("a", 8, 1, True, table=[[5, 6, 8], [0, 9]])
+    assert ("outside-write-race", "load, endpoint of a copy") in checks(device.run(Step(1, [row], copies=[copy], loads=[load])))
+    assert device._contents[copy.dst] is UNKNOWN

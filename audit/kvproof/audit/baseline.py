@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from kvproof.audit.case import FORMAT, BadInput, Case, checked, decode, load, pretty, read
+from kvproof.audit.checks import CHECKS
 from kvproof.audit.session import Identity
-from kvproof.spec.checks import CHECKS
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

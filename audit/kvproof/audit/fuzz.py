@@ -15,8 +15,8 @@ from kvproof.audit.program import Program
 from kvproof.audit.session import Finding, Identity, Line, Outcome
 from kvproof.audit.shrink import measure, shrink
 from kvproof.audit.workload import ALL, Shape, Yield
-from kvproof.spec.checks import Severity
 from kvproof.spec.errors import GeometryError
+from kvproof.spec.faults import Severity
 
 SHRINK_RUNS = 400
 SHRINK_SECONDS = 3.0  # kept for each finding, up to a third of the time; none gets more than twice its share

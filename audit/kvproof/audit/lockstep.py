@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from kvproof.audit.monitor import LOADS, Hashes, Life, Monitor
 from kvproof.audit.target import Op, OpKind, Result
 from kvproof.spec import chunks, demand, lookup
-from kvproof.spec.checks import Fault, Severity
+from kvproof.spec.faults import Fault, Severity
 from kvproof.spec.geometry import Group, Kind
 from kvproof.spec.lineage import Forest, Key, Path
 from kvproof.spec.records import Config, Request, Step

@@ -17,12 +17,13 @@ from itertools import compress
 from operator import ne
 from typing import Any
 
+from kvproof.audit.checks import GUARDS
 from kvproof.audit.compiled import compiled
 from kvproof.audit.connector import Connector
 from kvproof.audit.target import Hash, Observation, Op, OpKind, Result
 from kvproof.spec.actions import ACTIONS
-from kvproof.spec.checks import GUARDS, Fault, Severity
 from kvproof.spec.device import drafted, next_token
+from kvproof.spec.faults import Fault, Severity
 from kvproof.spec.geometry import NULL_BLOCK, Group, Kind
 from kvproof.spec.lineage import Forest, Key, Lineage, Path, StateAt, written
 from kvproof.spec.records import Config, Request, Row, Step
@@ -38,7 +39,7 @@ STORIES = {
     "release": "{holder} lets block {block} go",
     "defer": "block {block} of {holder} goes behind the fence {until}",
     "expire": "the fence on block {block} ends",
-    "hand_over": "{holder} hands block {block} over to {owner}",
+    "hand_over": "{holder} goes over to {owner}",
     "forget": "{holder} stops relying on {need}",
     "publish": "block {block} is registered for {key}",
     "promote": "block {block} is registered for {key} in place of its shorter keys",

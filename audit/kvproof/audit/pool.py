@@ -14,7 +14,7 @@ from kvproof.audit.session import Outcome
 from kvproof.audit.target import TargetCrashed
 from kvproof.audit.targets.vllm_pool import VllmPool
 from kvproof.audit.workload import Shape
-from kvproof.spec.checks import Fault
+from kvproof.spec.faults import Fault
 from kvproof.spec.geometry import Geometry
 from kvproof.spec.records import Config
 

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import msgspec
 
+from kvproof.audit.checks import CHECKS
 from kvproof.audit.fuzz import Summary, Violation
 from kvproof.audit.program import (
     Abort,
@@ -33,7 +34,7 @@ from kvproof.audit.session import Identity
 from kvproof.audit.shrink import options
 from kvproof.audit.standalone import operations_text
 from kvproof.audit.steptable import LEGEND, around, render
-from kvproof.spec.checks import CHECKS, Severity
+from kvproof.spec.faults import Severity
 from kvproof.spec.records import Config
 
 HELD, VIOLATED, USAGE, UNKNOWN, UNAVAILABLE, VACUOUS = range(6)  # exit codes

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import cast
 
+from kvproof.audit.checks import CHECKS
+from kvproof.audit.events import Residency
 from kvproof.audit.monitor import Monitor
 from kvproof.audit.program import Abort, Add, AnyOperation, Complete, EndLoad, EndSave, Program, ResetCache, Schedule
 from kvproof.audit.target import ConnectorTarget, Op, Result, Target, TargetCrashed
-from kvproof.spec.checks import CHECKS, Fault, Severity
 from kvproof.spec.device import Device
-from kvproof.spec.events import Residency
+from kvproof.spec.faults import Fault, Severity
 from kvproof.spec.lineage import Forest
 from kvproof.spec.records import Config, Extras, Load, Request, Step
 

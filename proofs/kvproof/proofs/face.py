@@ -193,11 +193,12 @@ class SomeRelation:
         self._becomes(lambda a, b, old: z3.If(a == target, old(source, b), z3.And(a != source, old(a, b))))
 
     def hand_at(self, source: Expr, target: Expr) -> None:
-        self._becomes(lambda a, b, old: z3.If(b == target, old(a, source), z3.And(b != source, old(a, b))))
+        self._becomes(lambda a, b, old: z3.Or(z3.And(b == target, old(a, source)), z3.And(b != source, old(a, b))))
 
-    def copy_at(self, other: SomeRelation, right: Expr, target: Expr) -> None:
+    def copy_at(self, other: SomeRelation, right: Expr, target: Expr, but: Expr = None) -> None:
         column = other.at(right)
-        self._becomes(lambda a, b, old: z3.Or(z3.And(b == target, column.member(a)), old(a, b)))
+        everything = z3.BoolVal(but is None)
+        self._becomes(lambda a, b, old: z3.Or(z3.And(b == target, column.member(a), z3.Or(everything, a != but)), old(a, b)))
 
     def clear(self) -> None:
         self.fn = lambda a, b: z3.BoolVal(False)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """A mutant. breaks: the check of `kvproof.spec.checks` that is about it, though others may see it first. needs: what a
+    """A mutant. breaks: the check of `kvproof.audit.checks` that is about it, though others may see it first. needs: what a
     workload must have for it to show: fences, async (two steps in flight), states, fine (hits inside blocks), priority,
     abort, reset or small (a pool that is short of blocks)."""
 

@@ -37,6 +37,15 @@ class Action:
 
 ACTIONS: dict[str, Action] = {}
 
+# Guards that no clause misses: they keep what the model says the same as what the device does, whatever the order of calls.
+DEVICE_ORDER = (
+    "nothing else filled it",
+    "the forward pass comes later",
+    "it is not the source of a copy",
+    "the step does not load the source",
+    "no staged copy reads or writes it",
+)
+
 
 def action(function: Callable[..., None]) -> Callable[..., None]:
     names = tuple(inspect.signature(function).parameters)[1:]
@@ -67,7 +76,6 @@ def start(state: State, owner: Owner) -> None:
 
     Seen in: Scheduler.add_request (sched/scheduler.py).
     """
-    state.require("the owner is new", negate(state.alive[owner]))
     state.alive[owner] = True
 
 
@@ -77,7 +85,6 @@ def finish(state: State, owner: Owner) -> None:
 
     Seen in: Scheduler._free_request (sched/scheduler.py).
     """
-    state.require("the owner is alive", state.alive[owner])
     state.require("it holds nothing but fences", every(state.belongs.at(owner), lambda h: state.fenced[h]))
     state.alive[owner] = False
 
@@ -116,12 +123,11 @@ def share(state: State, holder: Holder, block: Block, key: Key, need: Key, owner
 
 @action
 def pin(state: State, holder: Holder, block: Block, until: int) -> None:
-    """A held block gets a fence that ends with step `until`: an endpoint of a copy.
+    """A block gets a fence that ends with step `until`: an endpoint of a copy.
 
     Seen in: SingleTypeKVCacheManager._apply_cow, MambaManager.allocate_new_blocks (`ref_cnt += 1`).
     """
     state.require("the block is not null", block != state.null)
-    state.require("somebody holds the block", negate(none(state.holds.at(block))))
     state.require("the holder holds nothing yet", state.unused(holder))
     state.require("the fence is a step that exists", until <= state.staging)
     _hold(state, holder, block)
@@ -169,12 +175,11 @@ def expire(state: State, holder: Holder, block: Block) -> None:
 
 
 @action
-def hand_over(state: State, holder: Holder, block: Block, owner: Owner) -> None:
-    """A live holder changes owner: a request is over, a connector goes on saving its blocks.
+def hand_over(state: State, holder: Holder, owner: Owner) -> None:
+    """A holder changes owner: a request is over, a connector goes on saving its blocks.
 
     Seen in: Scheduler._connector_finished (delayed free).
     """
-    state.require("the holder is live on the block", state.live(holder, block))
     state.require("the new owner is alive", state.alive[owner])
     state.belongs.set_of(holder, owner)
 
@@ -213,8 +218,7 @@ def promote(state: State, block: Block, key: Key) -> None:
     """
     _may_publish(state, block, key)
     fresh = negate(state.keyed[key, block])
-    state.retired.copy_at(state.keyed, block, block)
-    state.retired.remove(key, block)
+    state.retired.copy_at(state.keyed, block, block, key)
     state.keyed.clear_at(block)
     state.keyed.add(key, block)
     state.staged_key.add_if(fresh, key, block)
@@ -263,7 +267,6 @@ def move(state: State, source: Block, target: Block) -> None:
     found = choose(state.zeroed[source], state.zero, state.before[source])
     _may_copy(state, source, target, found)
     state.require("the source is pinned", state.pinned(source))
-    state.require("the target has no keys", none(state.keyed.at(target)))
     state.require("the source is ready", state.keys_answered(source, found))
     staging = state.staging
     _copy(state, source, target, found, staging)
@@ -418,7 +421,6 @@ def spoil(state: State, block: Block, junk: Content) -> None:
     Says: Removed for each key that goes.
     Seen in: Scheduler._handle_invalid_blocks, BlockPool.evict_blocks.
     """
-    state.require("the block is not null", block != state.null)
     state.require("no staged copy reads or writes it", negate(either(state.source[block], state.copied[block])))
     readers = state.holds.at(block)
     state.needs.clear_of_each(readers)
@@ -500,8 +502,8 @@ def _may_fill(state: State, block: Block, content: Content) -> None:
 
 
 def _may_copy(state: State, source: Block, target: Block, found: Content) -> None:
-    state.require("source and target differ", source != target)
     state.require("no load runs on the source", none(state.loads(source)))
+    state.require("the step does not load the source", negate(state.loaded[source]))
     state.require("the target is pinned", state.pinned(target))
     _may_fill(state, target, found)
 

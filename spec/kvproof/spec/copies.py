@@ -15,7 +15,6 @@ One block aside suffices for any cycle: Rideau, Serpette, Leroy, "Tilting at win
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -93,47 +92,31 @@ def same_meaning(copies: Sequence[Copy]) -> bool:
 def plan(moves: Mapping[int, int]) -> list[Chain]:
     """Chains that together carry out the moves, readers of a block before its writer. moves: from `resolve`.
 
-    A block has one writer, so following sources leads to a block that no move writes, or around a cycle. Moves that can
-    meet on the way are one chain. A cycle keeps its first block aside, which takes one move more.
+    A block has one writer, so following sources leads to a block that no move writes, or around a cycle. What hangs on one
+    such end is one chain. A cycle keeps one block aside, which takes one move more.
     """
-    chain_of = _chains(moves)
-    readers = Counter(moves.values())  # of each block: moves that read it and have yet to run
-    ready = [dst for dst in moves if not readers[dst]]
-    for dst in ready:
-        src = moves[dst]
-        chain_of[dst].append(Move(src, dst))
-        readers[src] -= 1
-        if src in moves and not readers[src]:
-            ready.append(src)
-    done = set(ready)
-    for first in moves:
-        if first not in done:
-            cycle = _cycle(moves, first)
-            chain_of[first] += cycle
-            done.update(move.dst for move in cycle)
-    return list({id(chain): chain for chain in chain_of.values()}.values())
-
-
-def _cycle(moves: Mapping[int, int], first: int) -> Chain:
-    """Moves whose sources lead from `first` back to it."""
-    chain, dst = [Move(first, HELD)], first
-    while moves[dst] != first:
-        chain.append(Move(moves[dst], dst))
-        dst = moves[dst]
-    return [*chain, Move(HELD, dst)]
-
-
-def _chains(moves: Mapping[int, int]) -> dict[int, Chain]:
-    """For each destination its chain, still empty; the same object for moves that meet."""
-    chains: dict[int, Chain] = {}
-    for first in moves:
-        at, way = first, set[int]()
-        while at in moves and at not in chains and at not in way:
-            way.add(at)
-            at = moves[at]
-        chain = chains.get(at, [])
-        chains.update(dict.fromkeys(way, chain))
+    readers: dict[int, list[int]] = {}
+    for dst, src in moves.items():
+        readers.setdefault(src, []).append(dst)
+    chains = [_chain(moves, readers, last) for last, src in moves.items() if src not in moves]
+    done = {move.dst for chain in chains for move in chain}
+    for dst in moves:
+        if dst not in done:
+            first, way = dst, set[int]()
+            while first not in way:
+                way.add(first)
+                last, first = first, moves[first]
+            chains.append([Move(first, HELD), *_chain(moves, readers, last)[:-1], Move(HELD, last)])
+            done.update(move.dst for move in chains[-1])
     return chains
+
+
+def _chain(moves: Mapping[int, int], readers: Mapping[int, list[int]], last: int) -> Chain:
+    """The move to `last`, and before it all that read what it overwrites, and so on."""
+    order = [last]
+    for block in order:
+        order += [dst for dst in readers.get(block, ()) if dst != last]
+    return [Move(moves[dst], dst) for dst in reversed(order)]
 
 
 def run(contents: Mapping[int, T], chains: Iterable[Chain], zero: T) -> dict[int, T]:

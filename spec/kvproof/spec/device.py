@@ -21,10 +21,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from kvproof.spec.checks import Fault, Severity
+from kvproof.spec.faults import Fault, Severity
 from kvproof.spec.geometry import NULL_BLOCK, Geometry, Group, Kind
 from kvproof.spec.lineage import UNKNOWN, ZERO, Content, Forest, Key, Lineage, Path, Rows, StateAt, written
-from kvproof.spec.records import Checkpoint, Load, Meaning, Request, Row, Step
+from kvproof.spec.records import Checkpoint, Copy, Load, Meaning, Request, Row, Step
 
 VOCABULARY = 1000
 
@@ -155,7 +155,7 @@ class Device:
         self._copy(step)
         rows = [(row, reader) for row in step.rows if (reader := self._begin(row)) is not None]
         for load in step.loads:
-            self._load(load)
+            self._load(load, step.copies)
         for row, reader in rows:
             self._read_states(row, reader)
         for row, reader in rows:
@@ -269,11 +269,18 @@ class Device:
                 self._fault("copy-batch", "copy, shared destination", what, None, block)
                 self._put(block, UNKNOWN)
 
-    def _load(self, load: Load) -> None:
+    def _load(self, load: Load, copies: Iterable[Copy]) -> None:
+        """A loader's stream is not ordered with the copies: where both touch a block, nobody knows what comes of it."""
         filled = [pair for pair in self.loaded(load) if self._usable(pair[0], "load", load.request)]
         for block, content in filled:
             self._put(block, content)
         self._step.loads.append((load, filled))
+        targets = {block for block, _ in filled}
+        for copy in copies:
+            if raced := targets & {copy.src, copy.dst}:
+                what = f"the load of {load.request} fills block {min(raced)} of the copy {copy.src}>{copy.dst} of the same step"
+                self._fault("outside-write-race", "load, endpoint of a copy", what, load.request, *sorted(raced))
+                self._put(copy.dst, UNKNOWN)
 
     def _begin(self, row: Row) -> _Reader | None:
         """Bring the table and the text of the row's request up to date. None where the row cannot run at all."""

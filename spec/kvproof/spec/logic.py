@@ -250,17 +250,17 @@ class Relation(Generic[A, B]):
         self.add(left, right)
 
     def hand_at(self, source: B, target: B) -> None:
-        """What was related to `source` is related to `target` from now on, and nothing to `source`."""
+        """What was related to `source` is related to `target` too from now on, and nothing to `source`."""
         column = tuple(self.at(source))
         self.clear_at(source)
-        self.clear_at(target)
         for left in column:
             self.add(left, target)
 
-    def copy_at(self, other: Relation[A, B], right: B, target: B) -> None:
-        """What is related to `right` in the other relation is related to `target` here too."""
+    def copy_at(self, other: Relation[A, B], right: B, target: B, but: A | None = None) -> None:
+        """What is related to `right` in the other relation is related to `target` here too, `but` excepted."""
         for left in tuple(other.at(right)):
-            self.add(left, target)
+            if left is not but:
+                self.add(left, target)
 
     def clear(self) -> None:
         self._of.clear()

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from kvproof.spec.checks import Fault
+from kvproof.spec.faults import Fault
 from kvproof.spec.geometry import Group
 from kvproof.spec.records import Cleared, Event, Removed, Stored
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproof.spec.checks import CHECKS, Fault, Severity
-from kvproof.spec.events import Residency
+from kvproof.audit.checks import CHECKS
+from kvproof.audit.events import Residency
+from kvproof.spec.faults import Fault, Severity
 from kvproof.spec.records import Cleared, Event, Removed, Stored
 
 

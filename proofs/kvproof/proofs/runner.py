@@ -1,0 +1,126 @@
+"""Solves obligations in parallel processes, and remembers by their text what the solver said."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import z3
+
+from kvproof.proofs.obligations import Obligation
+
+NAMED = re.compile(r":named \|([^|]*)\|")
+BATCH = 16  # obligations that a process is handed at a time
+TIMEOUT = 20.0
+
+Say = Callable[[int, str], None]  # how many are done, and the last one's name
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a solver said: "unsat", "sat" or "unknown"; in how many seconds; and of an unsat, which assertions refute each
+    other. It is one such set, not the smallest."""
+
+    said: str
+    seconds: float
+    core: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """An obligation and its answer. cached: from an earlier run on the same text by the same solver."""
+
+    obligation: Obligation
+    answer: Answer
+    cached: bool
+
+    @property
+    def holds(self) -> bool:
+        return self.answer.said == self.obligation.expect
+
+    @property
+    def unknown(self) -> bool:
+        return self.answer.said == "unknown"
+
+
+def solve(smt: str, seconds: float = TIMEOUT) -> Answer:
+    """One text, in this process."""
+    solver = z3.Solver()
+    solver.set("timeout", max(1, round(seconds * 1000)))
+    for name, term in zip(NAMED.findall(smt), z3.parse_smt2_string(smt), strict=True):
+        solver.assert_and_track(term, name)
+    start = time.perf_counter()
+    said = str(solver.check())
+    took = time.perf_counter() - start
+    return Answer(said, round(took, 4), tuple(sorted(map(str, solver.unsat_core()))) if said == "unsat" else ())
+
+
+class Cache:
+    """Definite answers by the digest of their text, in one file per version of the solver. An `unknown` is never kept.
+
+    folder: None keeps nothing.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._path = folder and folder / f"z3-{z3.get_version_string()}.json"
+        try:
+            entries = json.loads(self._path.read_text()) if self._path else {}
+            self._answers = {key: Answer(said, seconds, tuple(core)) for key, (said, seconds, core) in entries.items()}
+        except (OSError, ValueError, TypeError, AttributeError):
+            self._answers = {}  # not there, or damaged: it only costs time
+
+    def get(self, obligation: Obligation, seconds: float) -> Answer | None:
+        """What is known, where it was found within the time that is given now."""
+        answer = self._answers.get(obligation.digest)
+        return answer if answer and answer.seconds <= seconds else None
+
+    def keep(self, verdicts: Iterable[Verdict]) -> None:
+        fresh = {v.obligation.digest: v.answer for v in verdicts if not v.cached and not v.unknown}
+        if not fresh or self._path is None:
+            return
+        self._answers |= fresh
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        draft = self._path.with_suffix(f".{os.getpid()}")
+        draft.write_text(json.dumps({key: (a.said, a.seconds, a.core) for key, a in self._answers.items()}))
+        draft.replace(self._path)
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvproof"
+
+
+def prove(
+    obligations: Iterable[Obligation], *, cache: Cache, seconds: float = TIMEOUT, jobs: int = 0, say: Say | None = None
+) -> Iterator[Verdict]:
+    """The verdict of each obligation, as they come. seconds: for each. jobs: processes, 0 for one per core."""
+    asked: list[Obligation] = []
+    done = 0
+    for obligation in obligations:
+        known = cache.get(obligation, seconds)
+        if known is None:
+            asked.append(obligation)
+            continue
+        done += 1
+        yield Verdict(obligation, known, cached=True)
+    fresh = []
+    for obligation, answer in zip(asked, _answers(asked, seconds, jobs or os.cpu_count() or 1), strict=True):
+        fresh.append(Verdict(obligation, answer, cached=False))
+        done += 1
+        if say:
+            say(done, " ".join(obligation.name))
+        yield fresh[-1]
+    cache.keep(fresh)
+
+
+def _answers(asked: list[Obligation], seconds: float, jobs: int) -> Iterator[Answer]:
+    if not asked:
+        return
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork")) as pool:
+        yield from pool.map(solve, (o.smt for o in asked), [seconds] * len(asked), chunksize=BATCH)
