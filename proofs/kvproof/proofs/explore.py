@@ -130,13 +130,16 @@ class Scope:
         """All arguments with which the guards of an action pass. It is taken each time: load the state anew before going on.
 
         Where a guard refuses, so it does whatever the parameters are that it does not speak of. Of holders that hold nothing
-        one is offered, where names do not count.
+        one is offered, where names do not count; none to `hand_over`, which would speak of nobody.
         """
         state, act, asked = self.state, ACTIONS[name].apply, spoken()[name]
         values = dict(self.things, int=range(state.completed, state.staging + 1))
-        if not self.named:
-            values["Holder"] = values["Holder"][: sum(1 for holder in values["Holder"] if state.holds.of(holder)) + 1]
+        used = [holder for holder in values["Holder"] if state.holds.of(holder)]
+        unused = [holder for holder in values["Holder"] if not state.holds.of(holder)]
+        values["Holder"] = used if name == "hand_over" else used + (unused if self.named else unused[:1])
         domains = [values[sort] for sort in sorts(name)]
+        if not all(domains):
+            return
         at = [0] * len(domains)
         while True:
             chosen = tuple([domain[i] for domain, i in zip(domains, at, strict=True)])
@@ -248,7 +251,7 @@ LONG: dict[str, dict[str, Any]] = {
     "two keys": {"blocks": 1, "holders": 1, "groups": (0,), "units": (1, 2)},
     "two holders": {"blocks": 1, "holders": 2},
     "two owners": {"blocks": 1, "holders": 1, "owners": 2, "flying": 2},
-    "three blocks": {"blocks": 3, "holders": 5, "owners": 2, "groups": (0, 1), "units": (1, 2), "flying": 2, "depth": 6},
+    "three blocks": {"blocks": 3, "holders": 5, "owners": 2, "groups": (0, 1), "units": (1, 2), "flying": 2, "depth": 5},
     "copies of states": {"blocks": 2, "holders": 5, "flying": 2, "opening": COPY, "depth": 4},
 }
 
