@@ -22,7 +22,7 @@ from kvproof.spec.actions import ACTIONS
 from kvproof.spec.clauses import broken
 from kvproof.spec.errors import Refused
 from kvproof.spec.geometry import Geometry
-from kvproof.spec.lineage import UNKNOWN, ZERO, Content, Forest, Key, Rows, StateAt
+from kvproof.spec.lineage import UNKNOWN, ZERO, Forest
 from kvproof.spec.state import Holder, Owner, State
 
 CONTENTS, USES = ("before", "mid", "after"), ("used_before", "last_use")
@@ -62,7 +62,7 @@ class Scope:
             "Holder": [Holder(0, ("h", i)) for i in range(self.holders)],
             "Owner": [Owner("request", i) for i in range(self.owners)],
             "Key": keys,
-            "Content": [UNKNOWN, ZERO, *map(answering, keys)],
+            "Content": [UNKNOWN, ZERO, *(key.content for key in keys)],
         }
         self.number = {thing: i for sort in self.things.values() for i, thing in enumerate(sort)}
         self.state = State(unordered=self.unordered)
@@ -163,11 +163,6 @@ class Scope:
                 for chosen in self.choices(name):
                     yield name, chosen, self.form(self.state)
                     self.load(form)
-
-
-def answering(key: Key) -> Content:
-    """What a block of its group holds when it was written up to the key."""
-    return StateAt(key.group, key.lineage) if key.group.index else Rows(key.group, ((0, key.lineage.length, key.lineage),))
 
 
 def unnamed(form: Form) -> Form:
