@@ -85,15 +85,19 @@ class _Mute:
         return ()
 
 
-def drive(session: Session, program: Program) -> float:
-    """CPU seconds of a program, without the construction of the engine and without garbage collection, as `fuzz` has it."""
+def drive(session: Session, program: Program, *, observe: bool = True) -> float:
+    """CPU seconds of a program, without the construction of the engine and without garbage collection, as `fuzz` has it.
+
+    observe: compare the whole pool at the end, as `fuzz` does, which costs what the pool is large.
+    """
     gc.collect()
     gc.disable()
     began = clock()
     for operation in program.operations:
         session.do(operation)
     session.drain()
-    session.observe(quiet=True)
+    if observe:
+        session.observe(quiet=True)
     spent = clock() - began
     gc.enable()
     return spent
@@ -181,12 +185,7 @@ def pool_growth(programs: Sequence[Program], make: Callable[[], Target]) -> floa
             target = make()
             sized = with_pool(program, blocks)
             target.reset(sized.config)
-            session = Session(target, sized.config)
-            began = clock()
-            for operation in sized.operations:
-                session.do(operation)
-            session.drain()
-            spent[blocks] += clock() - began
+            spent[blocks] += drive(Session(target, sized.config), sized, observe=False)
     return spent[100_000] / spent[1_000]
 
 
@@ -197,6 +196,7 @@ def main() -> int:
     options = parser.parse_args()
     programs = [random_program(random.Random(f"bench:{index}")) for index in range(options.programs)]
     checks_against_vllm(programs[:3])
+    gc.freeze()  # a collection before each run need not walk all of vLLM
     rounds = [checks_against_vllm(programs) for _ in range(options.rounds)]
     cost = median(ratio for ratio, _, _ in rounds)
     beside = [reference_beside_vllm(programs) for _ in range(options.rounds)]

@@ -8,8 +8,10 @@ import pytest
 
 from kvproof.audit import cli, proving
 from kvproof.audit.case import BadInput
-from kvproof.audit.report import HELD, UNAVAILABLE, UNKNOWN, USAGE
+from kvproof.audit.report import HELD, UNAVAILABLE, UNKNOWN, USAGE, VACUOUS, VIOLATED
 from kvproof.audit.target import TargetUnavailable
+from kvproof.proofs.obligations import Obligation
+from kvproof.proofs.runner import Answer, Verdict
 
 
 @pytest.fixture(autouse=True)
@@ -83,3 +85,62 @@ def test_durations(text: str, value: float) -> None:
 def test_no_durations(text: str) -> None:
     with pytest.raises(BadInput):
         proving.seconds(text)
+
+
+def test_everything_holds_and_is_reached(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(monkeypatch, capsys)
+    assert code == HELD, out
+    again, _, _ = run(monkeypatch, capsys)
+    assert again == HELD
+
+
+def test_an_action_that_is_never_reached_makes_it_vacuous(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(proving, "unreachable", lambda: ["spoil"])
+    code, out, _ = run(monkeypatch, capsys)
+    assert code == VACUOUS
+    assert "never reached: spoil" in out
+
+
+def test_a_wrong_rule_is_refuted_in_words(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(monkeypatch, capsys, "--mutant", "49125-retired-key-returns")
+    assert code == VIOLATED
+    assert "publish: a retired key does not come back" in out, "the obligation that fails"
+    assert "broken for block 1: a retired key does not come back" in out, "the run that shows it"
+
+
+def test_no_such_wrong_rule(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(monkeypatch, capsys, "--mutant", "49125-retired-key-return")
+    assert code == USAGE
+    assert "49125-retired-key-returns" in err
+
+
+def test_a_refuted_theorem_and_an_impossible_witness(capsys: pytest.CaptureFixture[str]) -> None:
+    theorem = Obligation("induction", ("a", "b"), "It is so.", "", "unsat")
+    wanted = Obligation("witness", ("c",), "It can be so.", "", "sat")
+    unknown = Verdict(theorem, Answer("unknown", 1.0), cached=False)
+    refuted, impossible = (
+        Verdict(theorem, Answer("sat", 1.0), cached=False),
+        Verdict(wanted, Answer("unsat", 1.0), cached=False),
+    )
+    codes = [
+        proving.ending(verdicts, 1.0, "").code for verdicts in ([], [refuted, unknown], [refuted, impossible], [impossible])
+    ]
+    assert codes == [USAGE, UNKNOWN, VIOLATED, VACUOUS]
+    assert "  refuted: It is so." in proving.summary([refuted])
+    assert "  impossible: It can be so." in proving.summary([impossible])
+
+
+def test_a_guard_is_explained_by_a_run() -> None:
+    lines = proving.guard_runs("the source is ready")
+    assert "Without it this no longer holds: a keyed block answers all its keys once the staged step is done." in lines
+    assert any("move" in line and "!" in line for line in lines)
+    assert proving.guard_runs("nothing else filled it")[0].startswith("no clause misses it")
+
+
+def test_a_contract_that_does_not_hold_violates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvproof.proofs.contracts.crosshair", lambda timeout: [("a", "confirmed"), ("b", "false when x = 0")])
+    lines, end = proving.contracts(1.0)
+    assert end.code == VIOLATED
+    assert lines[1] == "b: false when x = 0"

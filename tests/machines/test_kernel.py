@@ -111,7 +111,7 @@ def test_the_horizon_is_what_tells_the_two_disciplines_apart() -> None:
         for name, *arguments in (
             ("start", owner),
             ("acquire", holder, 1, owner),
-            ("stage_write", holder, 1, universe.answering(key), key),
+            ("stage_write", holder, 1, key.content, key),
             ("issue",),
         ):
             assert universe.take(name, arguments) is None
@@ -124,7 +124,7 @@ def test_a_cancelled_use_leaves_no_trace_beside_the_fence_of_an_earlier_step() -
     """Once a false alarm: a request, preempted in its own step, whose block an earlier step's copy still pins."""
     universe = Universe(random.Random(0), unordered=True)
     owner, (one, two, *_), key = universe.owners[0], universe.holders, universe.keys[0]
-    write = ("stage_write", one, 1, universe.answering(key), key)
+    write = ("stage_write", one, 1, key.content, key)
     for name, *arguments in (
         ("start", owner),
         ("acquire", one, 1, owner),

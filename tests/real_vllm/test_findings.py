@@ -12,9 +12,12 @@ import pytest
 from kvproof.audit.baseline import Entry, case_in, load_baseline
 from kvproof.audit.case import load
 from kvproof.audit.engines import make_harness
+from kvproof.audit.program import Add, Program, Schedule
 from kvproof.audit.session import run_program
 from kvproof.audit.standalone import standalone
 from kvproof.audit.targets.vllm_target import VllmTarget
+from kvproof.spec.geometry import Geometry
+from kvproof.spec.records import Config, Policy
 
 TARGET = VllmTarget()
 BASELINE = Path(__file__).with_name(f"baseline-{TARGET.release}.json")
@@ -47,6 +50,23 @@ def test_an_accepted_finding_still_occurs(entry: Entry) -> None:
 def test_a_case_of_the_docs_still_shows(path: Path) -> None:
     case = load(path)
     assert case.finding.identity in make_harness("vllm", case.geometry).run(case.program).findings
+
+
+class ShortChunks(VllmTarget):
+    """Prompts are cut into chunks of at most 48 tokens, whatever the budget."""
+
+    def reset(self, config: Config) -> None:
+        super().reset(config)
+        self._scheduler.scheduler_config.long_prefill_token_threshold = 48
+
+
+def test_keys_of_a_withdrawn_chunk_are_hit_without_state_groups_too() -> None:
+    """F4 in a model that has attention only: the victim resumes behind a block that nobody wrote."""
+    geometry = Geometry.of(16, num_blocks=11)
+    config = Config(geometry, max_batched_tokens=64, max_seqs=2, max_model_len=130, policy=Policy.PRIORITY)
+    victim, urgent = Add("a", ((0, 129),), 1, priority=1), Add("b", ((1000, 1016),), 2)
+    program = Program(config, (victim, Schedule(), urgent))
+    assert ("read-lineage", "attention, never written") in run_program(ShortChunks(), program).findings
 
 
 @pytest.mark.parametrize("wanted", [RETIRED_KEY, UNKNOWN_PARENT], ids=["the retired key returns", "an unknown parent"])

@@ -127,7 +127,7 @@ def test_rows_answer_like_slots(history: History, first: Content) -> None:
         assert [content.answers(key) for key in keys] == [slots_answer(slots, key) for key in keys]
         assert not any(content.answers(key) for key in keys_of(paths, STATE))
         assert isinstance(content, Rows)
-        runs = [(start, stop) for start, stop, _ in content.runs]
+        runs = [(start, wrote.length) for start, wrote in content.runs]
         assert all(start < stop for start, stop in runs)
         assert all(one[1] <= two[0] for one, two in pairwise(runs)), "in order, no overlap"
         if content.extends(before):
@@ -179,7 +179,7 @@ def test_one_text_written_in_order_is_one_run(text: list[int], cuts: list[int]) 
     for start, stop in pairwise(cuts):
         content = write(content, ATTENTION, path, start, stop)
     assert isinstance(content, Rows)
-    assert content.runs == ((cuts[0], cuts[-1], path[cuts[-1]]),)
+    assert content.runs == ((cuts[0], path[cuts[-1]]),)
     again = write(content, ATTENTION, path, cuts[0], cuts[1])
     assert isinstance(again, Rows)
     assert again.runs == content.runs, "the same bytes again"

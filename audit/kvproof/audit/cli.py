@@ -265,6 +265,7 @@ def explain_command(
     elif what in GUARDS:
         names = [name for name, action in ACTIONS.items() if what in action.guards]
         lines = [f"guard {what!r} of {', '.join(names)}", "a refusal is reported under", *explained(GUARDS[what])]
+        lines += proving.guard_runs(what)
     elif what.endswith(".json") or Path(what).exists():
         lines = explained_case(Path(what))
     else:
@@ -305,11 +306,19 @@ def explained_case(path: Path) -> list[str]:
 
 @app.command("prove")
 def prove_command(
-    clause: Annotated[str | None, typer.Argument(help="words of a clause's sentence, or its check")] = None,
-    action: Annotated[str | None, typer.Argument(help="an action; `-` as the clause stands for all of them")] = None,
-    timeout: Annotated[str, typer.Option("--solver-timeout", help="for each obligation: 500ms, 20s")] = "20s",
+    clause: Annotated[str | None, typer.Argument(help="words of a clause's sentence, or its check; - for all")] = None,
+    action: Annotated[str | None, typer.Argument(help="an action")] = None,
+    timeout: Annotated[
+        str | None,
+        typer.Option("--solver-timeout", help="for each obligation 20s, for the search of runs 600s, for each contract 10s"),
+    ] = None,
     print_smtlib: Annotated[bool, typer.Option("--print-smtlib", help="print the texts and solve nothing")] = False,
     cached: Annotated[bool, typer.Option("--cache/--no-cache", help="use what the solver said to the same text before")] = True,
+    necessity: Annotated[bool, typer.Option("--necessity", help="search a run for each guard that needs it")] = False,
+    mutants: Annotated[bool, typer.Option("--mutants", help="kill every mutant of the rules")] = False,
+    mutant: Annotated[str | None, typer.Option(help="show how the clauses kill this wrong rule")] = None,
+    contracts: Annotated[bool, typer.Option("--contracts", help="search counterexamples with CrossHair")] = False,
+    pages: Annotated[Path, typer.Option(help="where generated pages go")] = Path("docs"),
 ) -> None:
     """Prove the rules: every clause is always true, nothing is vacuous, and the policies keep their promises."""
     proving.need_solver()
@@ -318,7 +327,16 @@ def prove_command(
         print(proving.smtlib(clause, action))
         return
     with progress() as say:
-        lines, end = proving.theorems(clause, action, proving.seconds(timeout), cached=cached, say=say)
+        if mutant is not None:
+            lines, end = proving.mutant(mutant)
+        elif mutants:
+            lines, end = proving.mutants(pages)
+        elif contracts:
+            lines, end = proving.contracts(proving.seconds(timeout or "10s"))
+        elif necessity:
+            lines, end = proving.necessity(pages, proving.seconds(timeout or "600s"), say)
+        else:
+            lines, end = proving.theorems(clause, action, proving.seconds(timeout or "20s"), cached=cached, say=say)
     show("\n".join([*lines, *end.lines]))
     raise typer.Exit(end.code)
 

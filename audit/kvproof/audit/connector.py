@@ -86,7 +86,7 @@ class Connector:
             for group, slot, block, content, key in load_contents(load, self.monitor.groups, life.text):
                 holder = life.holders[group.index][slot]
                 if holder is not None:
-                    life.staged.append((holder, block))
+                    self.monitor.staged.append((life, holder, block))
                     self.monitor.kernel.stage_load(holder, block, content, key)
 
     def spoil(self, life: Life, op: Op) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import compress
 from operator import ne
 from typing import Any
@@ -25,7 +25,7 @@ from kvproof.spec.actions import ACTIONS
 from kvproof.spec.device import drafted, next_token
 from kvproof.spec.faults import Fault, Severity
 from kvproof.spec.geometry import NULL_BLOCK, Group, Kind
-from kvproof.spec.lineage import Forest, Key, Lineage, Path, StateAt, written
+from kvproof.spec.lineage import Forest, Key, Lineage, Path, written
 from kvproof.spec.records import Config, Request, Row, Step
 from kvproof.spec.state import Block, Holder, Owner, State
 
@@ -76,16 +76,10 @@ class Life:
     tables: list[list[int]]
     holders: list[list[Holder | None]]
     named: int = 0  # how many of its unit prefixes have a known hash
-    staged: list[tuple[Holder, Block]] = field(default_factory=list)
 
     def text(self, length: int) -> Lineage:
         """The first `length` tokens; what it will say is known in advance."""
-        nodes = self.path.nodes
-        if length < len(nodes):
-            return nodes[length]
-        while len(nodes) <= length:
-            nodes.append(nodes[-1].then(next_token(nodes[-1])))
-        return nodes[length]
+        return self.path.upto(length, next_token)
 
 
 class Monitor:
@@ -108,13 +102,14 @@ class Monitor:
         self.endings: list[tuple[Holder, Block]] = []  # copy endpoints let go while their step is being staged
         self.credit: Counter[Block] = Counter()  # how many of those by block
         self.pins: list[tuple[Holder, Block]] = []  # copy endpoints of the step being staged
+        self.staged: list[tuple[Life, Holder, Block]] = []  # whose forward pass uses what in that step
         self.deferred: dict[Block, list[Holder]] = {}
         self.overdue: set[Holder] = set()
         self.zeroes: dict[Block, Op] = {}  # blocks that the staged step zeroes, each with the last operation that takes it
         self.op: Op | None = None  # the one under way
         self.drafts: dict[str, Row] = {}  # rows of the staged step that have drafts
         self.connector = Connector(self)
-        self.changed: set[tuple[int, Hash]] = set()  # index entries that changed since the events were compared
+        self.changed: dict[tuple[int, Hash], Key] = {}  # index entries that changed since the events were compared
         self.faults: list[Fault] = []
 
     # ------------------------------------------------------------------------------------------------------ what happens
@@ -241,21 +236,20 @@ class Monitor:
     def seat(self, life: Life, op: Op, tables: list[list[int]]) -> None:
         """Bring the request's holders to the table the engine shows: leave, then hit, then acquire, then copy."""
         arrivals: list[tuple[Group, int, int]] = []
-        for group, new in zip(self.groups, tables, strict=True):
-            old = life.tables[group.index]
+        for group, old, new in zip(self.groups, life.tables, tables, strict=True):
             if new == old:
                 continue
-            holders = life.holders[group.index]
-            both, longer = range(min(len(old), len(new))), range(len(old), len(new))
-            changed = [] if old == new[: len(old)] else list(compress(both, map(ne, old, new)))
-            for slot in (*changed, *range(len(new), len(old))):
-                if old[slot]:
-                    self.leave(holders[slot], old[slot])
-                    holders[slot] = None
-            del holders[len(new) :]
-            holders += [None] * len(longer)
-            arrivals += [(group, slot, new[slot]) for slot in (*changed, *longer) if new[slot]]
+            holders, kept = life.holders[group.index], min(len(old), len(new))
+            changed = [] if old == new[: len(old)] else list(compress(range(kept), map(ne, old, new)))
+            for slot in (*changed, *range(kept, len(old))):
+                self.leave(holders[slot], old[slot])
+                holders[slot] = None
+            del holders[kept:]
+            holders += [None] * (len(new) - kept)
+            arrivals += [(group, slot, new[slot]) for slot in (*changed, *range(kept, len(new))) if new[slot]]
             life.tables[group.index] = list(new)
+        if not arrivals and not op.copies:
+            return
         private = {target: source for source, target in op.copies}
         taken = set(op.taken) if private else ()
         hits = set(op.hits)
@@ -343,52 +337,49 @@ class Monitor:
 
     def stage_rows(self, life: Life, group: Group, start: int, stop: int) -> None:
         size, holders, table = group.block_size, life.holders[group.index], life.tables[group.index]
-        state = self.state
         first = start // size
-        if state.unordered:
-            for slot in range(min(first, len(table))):
-                holder = holders[slot]
+        if self.state.unordered:
+            for holder, block in zip(holders[:first], table, strict=False):
                 if holder is not None:
-                    life.staged.append((holder, table[slot]))
-                    self.kernel.stage_read(holder, table[slot])
+                    self.staged.append((life, holder, block))
+                    self.kernel.stage_read(holder, block)
         row = self.drafts.get(life.request.id) if self.drafts else None
+        wrote = life.text(stop) if row is None else drafted(life.text(stop - row.drafts), row.drafts)[1]
         for slot in range(first, min((stop - 1) // size + 1, len(table))):
             holder, block = holders[slot], table[slot]
-            if holder is None:
-                continue
-            here, until = max(start, slot * size), min(stop, (slot + 1) * size)
-            text = life.text(until) if row is None else drafted(life.text(stop - row.drafts), row.drafts)[1].prefix(until)
-            life.staged.append((holder, block))
-            self.kernel.stage_write(holder, block, written(state.after[block], group, here, until, text), text.key(group))
+            if holder is not None:
+                here, until = max(start, slot * size), min(stop, (slot + 1) * size)
+                text = wrote.prefix(until)
+                self.staged.append((life, holder, block))
+                content = written(self.state.after[block], group, here, until, text)
+                self.kernel.stage_write(holder, block, content, text.key(group))
 
     def stage_state(self, life: Life, group: Group, start: int, stop: int) -> None:
         size, holders, table = group.block_size, life.holders[group.index], life.tables[group.index]
         slot = (start - 1) // size
         if start and slot < len(holders) and (holder := holders[slot]) is not None:
-            life.staged.append((holder, table[slot]))
+            self.staged.append((life, holder, table[slot]))
             if self.kernel.stage_read_state(holder, table[slot], life.text(start).key(group)):
                 self.state.reads.clear_of(holder)
         slot = (stop - 1) // size
         if slot < len(holders) and (holder := holders[slot]) is not None:
-            text = life.text(stop)
-            life.staged.append((holder, table[slot]))
-            self.kernel.stage_write(holder, table[slot], StateAt(group, text), text.key(group))
+            self.staged.append((life, holder, table[slot]))
+            key = life.text(stop).key(group)
+            self.kernel.stage_write(holder, table[slot], key.content, key)
 
     def stage_checkpoint(self, life: Life, group: Group, block: Block, position: int) -> None:
         table = life.tables[group.index]
         if block in table:
             holder = life.holders[group.index][table.index(block)]
             if holder is not None:
-                text = life.text(position)
-                life.staged.append((holder, block))
-                self.kernel.stage_write(holder, block, StateAt(group, text), text.key(group))
+                self.staged.append((life, holder, block))
+                key = life.text(position).key(group)
+                self.kernel.stage_write(holder, block, key.content, key)
 
     def issue(self) -> None:
         self.kernel.issue()
         self.pins.clear()
-        for life in self.lives.values():
-            if life.staged:
-                life.staged.clear()
+        self.staged.clear()
         endings, self.endings = self.endings, []
         self.credit.clear()
         for holder, block in endings:
@@ -411,9 +402,10 @@ class Monitor:
         life = self.lives.get(op.request or "")
         if life is None:
             return
-        if life.staged:
+        staged = [(holder, block) for whose, holder, block in self.staged if whose is life]
+        if staged:
             self.index(op, hashes)
-            self.cancel(life)
+            self.cancel(life, staged)
         self.leave_table(life, op)
         if step is not None and op.request in step.preempted and op.deferred:
             self.fault(
@@ -422,12 +414,12 @@ class Monitor:
                 "blocks behind a fence",
             )
 
-    def cancel(self, life: Life) -> None:
+    def cancel(self, life: Life, staged: Iterable[tuple[Holder, Block]]) -> None:
         """Preempted in the step that it was scheduled in: its reads and writes are withdrawn."""
-        for holder, block in dict.fromkeys(life.staged):
+        for holder, block in dict.fromkeys(staged):
             if self.state.holds[holder, block]:
                 self.kernel.cancel(holder, block)
-        life.staged.clear()
+        self.staged = [entry for entry in self.staged if entry[0] is not life]
 
     def leave_table(self, life: Life, op: Op) -> None:
         """Every slot lets its block go, behind a fence where the operation says so."""
@@ -559,12 +551,7 @@ class Monitor:
     def touch_key(self, key: Key) -> None:
         name = self.names.get(key.lineage)
         if name is not None:
-            self.changed.add((key.group.index, name))
-
-    def residency(self, entry: tuple[int, Hash]) -> int:
-        """How many blocks the kernel has under an engine's index entry."""
-        lineage = self.lineages.get(entry[1])
-        return len(self.state.keyed.of(lineage.key(self.groups[entry[0]]))) if lineage else 0
+            self.changed[key.group.index, name] = key
 
     # ------------------------------------------------------------------------------------------------------- comparing
 
@@ -574,12 +561,10 @@ class Monitor:
 
     def compare(self, op: Op) -> None:
         """The engine's counts of the touched blocks against the kernel's holders."""
-        at, credit = self.state.holds.at, self.credit
+        at, credit, skew = self.state.holds.at, self.credit, self.skew
         for block, count in op.refs.items():
-            off = count - len(at(block))
-            if credit:
-                off += credit.get(block, 0)
-            if off != self.skew.get(block, 0) and block != NULL_BLOCK:
+            off = count - len(at(block)) + (credit.get(block, 0) if credit else 0)
+            if (off or skew) and off != skew.get(block, 0) and block != NULL_BLOCK:
                 self.skew[block] = off
                 self.fault(
                     "refs-are-holders",

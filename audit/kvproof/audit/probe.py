@@ -15,7 +15,7 @@ from kvproof.spec.actions import ACTIONS
 from kvproof.spec.clauses import broken
 from kvproof.spec.errors import Refused
 from kvproof.spec.geometry import NULL_BLOCK, Geometry
-from kvproof.spec.lineage import UNKNOWN, ZERO, Content, Forest, Key, Path, Rows, StateAt
+from kvproof.spec.lineage import UNKNOWN, ZERO, Forest, Path
 from kvproof.spec.state import Holder, Owner, State
 
 SORTS = {
@@ -64,17 +64,10 @@ class Universe:
         texts = [Path(root, (1, 2, 3, 4)), Path(root, (1, 2, 5, 6))]
         prefixes = dict.fromkeys(text[n] for text in texts for n in (2, 4))
         self.keys = [prefix.key(group) for group in geometry.groups for prefix in prefixes]
-        self.contents = [UNKNOWN, ZERO, *(self.answering(key) for key in self.keys)]
+        self.contents = [UNKNOWN, ZERO, *(key.content for key in self.keys)]
         self.blocks = [NULL_BLOCK, 1, 2, 3][: rng.choice((3, 4))]
         self.owners = [Owner("request", name) for name in "ab"]
         self.holders = [Holder(0, ("h", i)) for i in range(5)]
-
-    @staticmethod
-    def answering(key: Key) -> Content:
-        length = key.lineage.length
-        if key.group.index:
-            return StateAt(key.group, key.lineage)
-        return Rows(key.group, ((0, length, key.lineage),))
 
     def argument(self, name: str, chosen: dict[str, Any]) -> Any:
         """A random value of the parameter's sort; often one that fits the values chosen before it."""
@@ -116,30 +109,30 @@ class Universe:
         filled: list[tuple[Any, ...]] = [
             ("start", owner),
             ("acquire", h[0], one, owner),
-            ("stage_write", h[0], one, self.answering(key), key),
+            ("stage_write", h[0], one, key.content, key),
             ("publish", one, key),
         ]
         shared = [*filled, ("share", h[1], one, key, key, owner), ("retract", one, key)]
         settled = [*shared, ("forget", h[0], key), ("forget", h[1], key), ("issue",), ("complete",)]
         endpoints = [("acquire", h[2], two, owner), ("pin", h[3], two, staging), ("pin", h[4], one, staging)]
         unread = [*filled, ("issue",), ("stage_read_state", h[0], one, key), ("forget", h[0], key), ("retract", one, key)]
-        twin = [*filled, ("acquire", h[2], two, owner), ("stage_write", h[2], two, self.answering(key), key)]
+        twin = [*filled, ("acquire", h[2], two, owner), ("stage_write", h[2], two, key.content, key)]
         ends = [("pin", h[3], two, 2), ("pin", h[4], one, 2)]
         sharing = [*filled, ("issue",), ("share", h[1], one, key, key, owner), ("acquire", h[2], two, owner)]
         short, long = self.keys[0], self.keys[1]  # of one text, append-only
-        promoted = [("start", owner), ("acquire", h[0], one, owner), ("stage_write", h[0], one, self.answering(long), long)]
+        promoted = [("start", owner), ("acquire", h[0], one, owner), ("stage_write", h[0], one, long.content, long)]
         openings = [
             [*twin, ("publish", two, key), ("issue",), *ends, ("move", one, two)],
             [*twin, ("issue",), *ends, ("redirect", h[0], one, h[2], two), ("stage_load", h[1], one, junk, key)],
-            [*sharing, *ends, ("redirect", h[0], one, h[2], two), ("stage_load", h[1], one, self.answering(key), key)],
+            [*sharing, *ends, ("redirect", h[0], one, h[2], two), ("stage_load", h[1], one, key.content, key)],
             [*promoted, ("publish", one, short), ("promote", one, long), ("promote", one, short)],
             [*unread, *endpoints, self.rng.choice((("redirect", h[2], two, h[0], one), ("move", two, one)))],
-            [*unread, self.rng.choice((("stage_zero", one), ("stage_load", h[0], one, self.answering(key), key)))],
+            [*unread, self.rng.choice((("stage_zero", one), ("stage_load", h[0], one, key.content, key)))],
             shared,
             [*settled, ("begin_load", h[0], one, junk), ("begin_load", h[1], one, junk)],
             [*filled, ("issue",), ("share", h[1], one, key, key, owner), *endpoints],
             [*filled, *endpoints, ("redirect", h[0], one, h[2], two)],
-            [*filled, *endpoints, ("stage_write", h[2], two, self.answering(key), key), ("publish", two, key), ("issue",)],
+            [*filled, *endpoints, ("stage_write", h[2], two, key.content, key), ("publish", two, key), ("issue",)],
         ]
         for name, *arguments in self.rng.choice(openings):
             if self.rng.random() < 0.9:

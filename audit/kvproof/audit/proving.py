@@ -6,17 +6,19 @@ fences end. Each of the other families has an option of its own.
 
 from __future__ import annotations
 
+import difflib
 import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvproof.audit.case import BadInput
 from kvproof.audit.report import HELD, UNKNOWN, USAGE, VACUOUS, VIOLATED, Closing
 from kvproof.audit.target import TargetUnavailable
-from kvproof.spec.actions import ACTIONS
+from kvproof.spec.actions import ACTIONS, DEVICE_ORDER
 from kvproof.spec.clauses import CLAUSES
 
 if TYPE_CHECKING:
@@ -90,15 +92,43 @@ def theorems(clause: str | None, action: str | None, timeout: float, *, cached: 
     from kvproof.proofs.runner import Cache, cache_folder, prove
 
     start = time.perf_counter()
-    asked = chosen(obligations(), clause, action)
     cache = Cache(cache_folder() if cached else None)
+    asked = chosen(cache.made(obligations), clause, action)
     told = say and (lambda done, name: say(done / len(asked), name))
     verdicts = list(prove(asked, cache=cache, seconds=timeout, say=told))
     lines = details(verdicts) if clause or action else []
+    unreached = [] if clause or action else unreachable()
     again = " ".join(
         ["kvproof prove", *([shlex.quote(clause or "-")] if clause or action else []), *([action] if action else [])]
     )
-    return [*lines, *summary(verdicts)], ending(verdicts, time.perf_counter() - start, again)
+    end = ending(verdicts, time.perf_counter() - start, again)
+    if unreached and end.code == HELD:
+        end = Closing(
+            VACUOUS, f"vacuous: never reached: {', '.join(unreached)}", again, "kvproof prove --necessity: search anew"
+        )
+    return [*lines, *summary(verdicts)], end
+
+
+def unreachable() -> list[str]:
+    """Actions that cannot happen and clauses whose premise cannot hold, as far as the kept runs show."""
+    from kvproof.proofs.runs import load
+    from kvproof.proofs.witness import lacking
+
+    return lacking(load()[0])
+
+
+def guard_runs(guard: str) -> list[str]:
+    """What goes wrong without a guard: for each action that asks it a shortest run, or what it is for."""
+    if find_spec("z3") is None:
+        return ["pip install 'kvproof[prove]' to see what goes wrong without it"]
+    from kvproof.proofs.necessity import why
+    from kvproof.proofs.runs import load, table
+
+    lines = ["no clause misses it: it keeps the device doing what the rules say"] if guard in DEVICE_ORDER else []
+    for name, run in load()[0]["guards"].items():
+        if run.dropped and run.dropped[1] == guard:
+            lines += ["", f"{name}", why(run), *(f"  {line}" for line in table(run))]
+    return lines
 
 
 def smtlib(clause: str | None, action: str | None) -> str:
@@ -107,6 +137,85 @@ def smtlib(clause: str | None, action: str | None) -> str:
 
     asked = chosen(obligations(), clause, action)
     return "\n".join(f"; {o.sentence} Expected: {o.expect}.\n(reset)\n{o.smt}" for o in asked)
+
+
+def necessity(folder: Path, timeout: float, say: Say | None) -> Result:
+    """Finds the runs that show what each guard is for, where they are wanting, and writes the page."""
+    from kvproof.proofs.necessity import guards, page, refresh
+    from kvproof.proofs.runs import load
+
+    start = time.perf_counter()
+    lines: list[str] = []
+
+    def told(line: str) -> None:
+        lines.append(line)
+        if say:
+            say(0.0, line)
+
+    lacking = refresh(seconds=timeout, say=told)
+    runs, _ = load()
+    write(folder / "necessity.md", page(runs["guards"]))
+    took = time.perf_counter() - start
+    count = f"{len(runs['guards'])} runs for {len(guards())} guards ({took:.1f} s)"
+    again, knob = "kvproof prove --necessity", "kvproof explain GUARD: its run"
+    if lacking:
+        knob = "--solver-timeout 1h: search longer"
+        return [*lines, *(f"  no run: {name}" for name in lacking)], Closing(UNKNOWN, f"unknown: {count}", again, knob)
+    return lines, Closing(HELD, f"held: {count}", again, knob)
+
+
+def mutants(folder: Path) -> Result:
+    """Kills every mutant of the rules, and writes the page."""
+    from kvproof.proofs import mutants as module
+
+    start = time.perf_counter()
+    module.write(folder)
+    alive = [name for name, mutant in module.MUTANTS.items() if not (module.failures(mutant) or mutant.survives)]
+    took = time.perf_counter() - start
+    count = f"{len(module.MUTANTS)} mutants, {sum(bool(m.survives) for m in module.MUTANTS.values())} explained ({took:.1f} s)"
+    again, knob = "kvproof prove --mutants", f"kvproof prove --mutant {next(iter(module.MUTANTS))}: how one dies"
+    if alive:
+        return [*module.matrix(), *alive], Closing(VIOLATED, f"violated: {len(alive)} survive of {count}", again, knob)
+    return module.matrix(), Closing(HELD, f"held: {count}", again, knob)
+
+
+def mutant(name: str) -> Result:
+    """How the clauses kill a wrong rule. Raises BadInput where none is named so."""
+    from kvproof.proofs.mutants import MUTANTS, counterexample, failures
+
+    if name not in MUTANTS:
+        near = difflib.get_close_matches(name, MUTANTS, n=1) or ["--mutants lists them"]
+        raise BadInput(f"no mutant is named {name!r}: {near[0]}")
+    start, it = time.perf_counter(), MUTANTS[name]
+    lines = [f"{name}: {it.sentence}", f"{it.module}.{it.function}", f"- {it.old}", f"+ {it.new}", "", *counterexample(it)]
+    again, knob = f"kvproof prove --mutant {name}", "kvproof prove --mutants: which clause kills which"
+    took = f"({time.perf_counter() - start:.1f} s)"
+    if failed := failures(it):
+        return lines, Closing(VIOLATED, f"violated: {len(failed)} obligations fail {took}", again, knob)
+    return [*lines, f"it survives: {it.survives}"], Closing(HELD, f"held: no clause misses it {took}", again, knob)
+
+
+def contracts(timeout: float) -> Result:
+    """Searches a counterexample to each contract on the Python functions. What is not found is not proved."""
+    if find_spec("crosshair") is None:
+        raise TargetUnavailable("crosshair-tool is not installed: pip install 'kvproof[prove]'")
+    from kvproof.proofs.contracts import NOT_CONFIRMED, crosshair
+
+    start = time.perf_counter()
+    verdicts = list(crosshair(timeout))
+    lines = [f"{name}: {said}" for name, said in verdicts]
+    wrong = [name for name, said in verdicts if said not in ("confirmed", NOT_CONFIRMED)]
+    confirmed = sum(said == "confirmed" for _, said in verdicts)
+    count = f"{len(verdicts)} contracts, {confirmed} confirmed ({time.perf_counter() - start:.0f} s)"
+    again, knob = f"kvproof prove --contracts --solver-timeout {timeout:g}", "--solver-timeout 300s: search longer"
+    if wrong:
+        return lines, Closing(VIOLATED, f"violated: {', '.join(wrong)}: {count}", again, knob)
+    return lines, Closing(HELD, f"held: nothing against {count}", again, knob)
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
 
 
 def ending(verdicts: Sequence[Verdict], took: float, again: str) -> Closing:

@@ -6,7 +6,7 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import compress, zip_longest
 from typing import cast
 
 from kvproof.audit.checks import CHECKS
@@ -184,7 +184,8 @@ class Session:
         ops = self.journal()
         self.begin_loads()
         self.faults(self.device.run(step))
-        self.faults(self.tables_differ(step))
+        if self.tables:
+            self.faults(self.tables_differ(step))
         if self.monitor:
             self.faults(self.monitor.scheduled(ops, step, self.target.hashes))
         self.listen()
@@ -312,8 +313,8 @@ class Session:
         if events:
             self.faults(self.residency.consume(events, self.number))
         if self.monitor and self.monitor.changed:
-            for entry in self.monitor.changed:
-                held, heard = self.monitor.residency(entry), self.residency.blocks(*entry)
+            for entry, key in self.monitor.changed.items():
+                held, heard = len(self.monitor.state.keyed.of(key)), self.residency.blocks(*entry)
                 if held != heard:
                     what = f"{entry[1]!r} of group {entry[0]}: {heard} blocks by the events, {held} in the index"
                     way = "more" if held > heard else "fewer"
@@ -330,12 +331,9 @@ class Session:
             if not ours:
                 continue
             for group, (scheduled, told) in enumerate(zip(ours, self.device.table(row.request), strict=False)):
-                if told[: len(scheduled)] == scheduled:
-                    continue
-                pairs = zip_longest(scheduled, told[: len(scheduled)], fillvalue=None)
-                wrong = [(slot, a, b) for slot, (a, b) in enumerate(pairs) if a and a != b]
-                if wrong:
-                    slot, ours_, theirs_ = wrong[0]
+                if list(compress(told, scheduled)) != list(filter(None, scheduled)):
+                    pairs = enumerate(zip_longest(scheduled, told[: len(scheduled)]))
+                    slot, ours_, theirs_ = next((slot, a, b) for slot, (a, b) in pairs if a and a != b)
                     what = f"{row.request}, group {group}, slot {slot}: scheduler {ours_}, worker {theirs_}"
                     yield Fault("table-agreement", what, "worker table", None, step.number, row.request)
 

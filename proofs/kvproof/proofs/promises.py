@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kvproof.proofs.face import World
 from kvproof.proofs.obligations import Obligation, induction
+from kvproof.proofs.policies import policies
 from kvproof.proofs.runner import Cache, Verdict, cache_folder, prove
 from kvproof.spec.actions import ACTIONS, DEVICE_ORDER
 from kvproof.spec.clauses import CLAUSES
@@ -38,6 +39,7 @@ NOT_PROMISED = """\
 def obligations() -> Iterator[Obligation]:
     """What `kvproof prove` proves."""
     yield from induction()
+    yield from policies()
 
 
 def page() -> str:
@@ -80,7 +82,8 @@ def times(verdicts: Iterable[Verdict]) -> str:
 
 def write(folder: Path) -> None:
     """Writes the generated pages. Raises RuntimeError where something does not hold."""
-    verdicts = list(prove(obligations(), cache=Cache(cache_folder())))
+    cache = Cache(cache_folder())
+    verdicts = list(prove(cache.made(obligations), cache=cache))
     wrong = [verdict.obligation.sentence for verdict in verdicts if not verdict.holds]
     if wrong:
         raise RuntimeError(f"{len(wrong)} promises do not hold, run `kvproof prove`: {wrong[0]}")

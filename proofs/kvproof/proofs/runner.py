@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import os
+import platform
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import z3
 
+import kvproof.proofs
+import kvproof.spec
 from kvproof.proofs.obligations import Obligation
 
 NAMED = re.compile(r":named \|([^|]*)\|")
@@ -51,10 +56,12 @@ class Verdict:
 
 
 def solve(smt: str, seconds: float = TIMEOUT) -> Answer:
-    """One text, in this process."""
+    """One text, in this process. All of its assertions have names, or none has: then there is no core."""
     solver = z3.Solver()
     solver.set("timeout", max(1, round(seconds * 1000)))
-    for name, term in zip(NAMED.findall(smt), z3.parse_smt2_string(smt), strict=True):
+    terms, names = z3.parse_smt2_string(smt), NAMED.findall(smt)
+    solver.add([] if names else terms)
+    for name, term in zip(names, terms if names else [], strict=True):
         solver.assert_and_track(term, name)
     start = time.perf_counter()
     said = str(solver.check())
@@ -63,18 +70,16 @@ def solve(smt: str, seconds: float = TIMEOUT) -> Answer:
 
 
 class Cache:
-    """Definite answers by the digest of their text, in one file per version of the solver. An `unknown` is never kept.
+    """Definite answers by the digest of their text, and the texts by that of the sources they were made from. An `unknown`
+    is never kept. One file per version of the solver and of Python each; a damaged one only costs time.
 
     folder: None keeps nothing.
     """
 
     def __init__(self, folder: Path | None) -> None:
-        self._path = folder and folder / f"z3-{z3.get_version_string()}.json"
-        try:
-            entries = json.loads(self._path.read_text()) if self._path else {}
-            self._answers = {key: Answer(said, seconds, tuple(core)) for key, (said, seconds, core) in entries.items()}
-        except (OSError, ValueError, TypeError, AttributeError):
-            self._answers = {}  # not there, or damaged: it only costs time
+        self._folder = folder
+        self._version = f"z3-{z3.get_version_string()}-python-{platform.python_version()}"
+        self._answers = {key: Answer(said, took, tuple(core)) for key, (said, took, core) in self._read("answers", {}).items()}
 
     def get(self, obligation: Obligation, seconds: float) -> Answer | None:
         """What is known, where it was found within the time that is given now."""
@@ -83,13 +88,36 @@ class Cache:
 
     def keep(self, verdicts: Iterable[Verdict]) -> None:
         fresh = {v.obligation.digest: v.answer for v in verdicts if not v.cached and not v.unknown}
-        if not fresh or self._path is None:
-            return
-        self._answers |= fresh
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        draft = self._path.with_suffix(f".{os.getpid()}")
-        draft.write_text(json.dumps({key: (a.said, a.seconds, a.core) for key, a in self._answers.items()}))
-        draft.replace(self._path)
+        if fresh:
+            self._answers |= fresh
+            self._write("answers", {key: (a.said, a.seconds, a.core) for key, a in self._answers.items()})
+
+    def made(self, make: Callable[[], Iterable[Obligation]]) -> list[Obligation]:
+        """What `make` makes, which depends on nothing but the sources of the rules and proofs."""
+        rules = hashlib.sha256(b"".join(path.read_bytes() for path in sources())).hexdigest()
+        kept = self._read("texts", {})
+        if kept.get("sources") != rules:
+            kept = {"sources": rules, "texts": [(o.family, o.name, o.sentence, o.smt, o.expect) for o in make()]}
+            self._write("texts", kept)
+        return [Obligation(family, tuple(name), *rest) for family, name, *rest in kept["texts"]]
+
+    def _read(self, what: str, otherwise: Any) -> Any:
+        try:
+            return json.loads((self._folder / f"{what}-{self._version}.json").read_text()) if self._folder else otherwise
+        except (OSError, ValueError):
+            return otherwise
+
+    def _write(self, what: str, value: Any) -> None:
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            draft = self._folder / f"{what}-{os.getpid()}"
+            draft.write_text(json.dumps(value))
+            draft.replace(self._folder / f"{what}-{self._version}.json")
+
+
+def sources() -> list[Path]:
+    """The files of the rules and of the proofs."""
+    return [path for module in (kvproof.spec, kvproof.proofs) for path in sorted(Path(module.__path__[0]).glob("*.py"))]
 
 
 def cache_folder() -> Path:

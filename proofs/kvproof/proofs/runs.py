@@ -19,7 +19,6 @@ from typing import Any
 
 import z3
 
-import kvproof.proofs.scope as scope_module
 import kvproof.spec.actions as actions_module
 import kvproof.spec.clauses as clauses_module
 import kvproof.spec.state as state_module
@@ -135,12 +134,14 @@ Runs = dict[str, dict[str, Run]]  # by family ("guards", "actions", "clauses") a
 
 
 def digest() -> str:
-    """Of the rules as they stand, comments and docstrings left aside: what was found under others is to be found anew."""
-    trees = [ast.parse(inspect.getsource(module)) for module in (actions_module, clauses_module, state_module, scope_module)]
+    """Of the rules as they stand, comments and docstrings left aside, and of the names in the scope: what was found under
+    others is to be found anew."""
+    trees = [ast.parse(inspect.getsource(module)) for module in (actions_module, clauses_module, state_module)]
     for node in (node for tree in trees for node in ast.walk(tree)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             node.value.value = ""
-    return hashlib.sha256("".join(map(ast.dump, trees)).encode()).hexdigest()
+    scope = [[*members] for members in named().values()]
+    return hashlib.sha256("".join([str(scope), *map(ast.dump, trees)]).encode()).hexdigest()
 
 
 def load(path: Path = STORE, actions: Mapping[str, Action] = ACTIONS) -> tuple[Runs, bool]:

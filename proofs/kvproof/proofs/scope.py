@@ -18,7 +18,7 @@ from kvproof.proofs.obligations import clauses_of
 from kvproof.spec.actions import Action
 from kvproof.spec.clauses import Clause
 from kvproof.spec.geometry import Geometry
-from kvproof.spec.lineage import UNKNOWN, ZERO, Content, Forest, Key, Rows, StateAt
+from kvproof.spec.lineage import UNKNOWN, ZERO, Content, Forest, Key
 from kvproof.spec.state import Holder, Owner
 
 Guard = tuple[str, str]  # an action and the name of one of its guards
@@ -34,10 +34,8 @@ def named(
     contents: dict[str, Content] = {"unknown": UNKNOWN, "zero": ZERO}
     for kind, group in zip(("rows", "state"), Geometry.of(4, (4,), unit=2).groups, strict=True):
         for text in texts:
-            lineage = root.extended(map(ord, text))
-            keys[f"{kind} {text}"] = lineage.key(group)
-            rows = Rows(group, ((0, lineage.length, lineage),))
-            contents[f"{kind} {text}"] = rows if kind == "rows" else StateAt(group, lineage)
+            key = keys[f"{kind} {text}"] = root.extended(map(ord, text)).key(group)
+            contents[f"{kind} {text}"] = key.content
     return {
         "Block": {f"{i}": i for i in range(blocks + 1)},
         "Holder": {f"h{i + 1}": Holder(0, (f"h{i + 1}",)) for i in range(holders)},

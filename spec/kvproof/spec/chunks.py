@@ -57,6 +57,11 @@ def junction_stop(junction: int, prompt: int, block: int, exact: bool) -> int:
     return junction if exact and junction <= prompt else junction // block * block
 
 
+def cut(start: int, end: int, stop: int) -> int:
+    """The end of a chunk [start, end) that does not run past `stop`."""
+    return stop if start < stop < end else end
+
+
 def checkpoint_position(start: int, stop: int, prompt: int, length: int, *, block: int, unit: int) -> int:
     """The inner position whose state a chunk [start, stop) may export, 0 for none; for `checkpoint` groups.
 
@@ -90,8 +95,8 @@ def chunk(
     junction: from `junction_stop`. checkpoint: whether all state groups can export an inner state.
 
     A block that is wider than any step is crossed in several chunks, which end anywhere and keep nothing, and the chunk
-    that reaches its boundary stops there. Else a chunk that ends off the grid ends at the tail, at an exact junction or
-    at the end: once per block, twice where an exact junction shares the block of the tail.
+    that reaches its boundary stops there. Else a chunk that ends before the prefill does ends on the grid, at the tail or
+    at an exact junction: so once per block off the grid, twice where an exact junction shares the block of the tail.
 
     A chunk with a checkpoint runs on to the end even from inside a block. The slot that it started in keeps the state
     at `start`: whoever publishes must not take it for the state at the boundary that the chunk ran past.
@@ -111,7 +116,7 @@ def chunk(
     realign = -(-start // block) * block
     tail_stop = max(tail(prompt, unit), last)  # outgrown by a resumed text: then nothing but the last block
     for stop in (realign, last, tail_stop, junction):
-        end = stop if start < stop < end else end
+        end = cut(start, end, stop)
     return end - start
 
 

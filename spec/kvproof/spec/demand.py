@@ -3,9 +3,10 @@
 An allocation gives a request table slots for `stop` tokens. In every group it first holds the hits, which takes those
 that nobody held out of the free blocks. Then it acquires
 
-    a block for each new slot of an append-only group, but for a state group only the last one (the others are null
-    gaps) a private copy, where the hit ends inside a block a block that the snapshot of a running request moves to a
-    block for a state that the chunk exports at an inner position
+    a block for each new slot of an append-only group; of a state group for the last one only, the others are null gaps
+    a private copy, where the hit ends inside a block
+    a block that the snapshot of a running request moves to
+    a block for a state that the chunk exports at an inner position
 
 This serves one rule: an allocation whose demand exceeds the free blocks changes nothing, and any other one succeeds.
 

@@ -42,30 +42,32 @@ def next_token(lineage: Lineage, vocabulary: int = VOCABULARY) -> int:
     return (mixed ^ mixed >> 15) % vocabulary
 
 
-def drafted(text: Lineage, drafts: int, vocabulary: int = VOCABULARY) -> tuple[int, Lineage]:
+def drafted(text: Lineage, drafts: int) -> tuple[int, Lineage]:
     """What a drafter proposes after this text: how many of its tokens are right, and the text with all of them.
 
     A fixed function of the text too: the first ones are what `next_token` gives, the others are wrong.
     """
-    right = next_token(text, vocabulary) % (drafts + 1)
-    node = text
+    right, node = next_token(text) % (drafts + 1), text
     for index in range(drafts):
-        token = next_token(node, vocabulary)
-        node = node.then(token if index < right else (token + 1) % vocabulary)
+        token = next_token(node)
+        node = node.then(token if index < right else (token + 1) % VOCABULARY)
     return right, node
 
 
 def load_contents(
     load: Load, groups: Iterable[Group], text: Callable[[int], Lineage]
 ) -> Iterator[tuple[Group, int, int, Content, Key]]:
-    """What a load brings: for each block that it fills its group, slot, id, content, and what a reader may rely on."""
+    """What a load brings: for each block that it fills its group, slot, id, content, and what a reader may rely on.
+
+    The contents are objects of their own, unlike those that the forward pass leaves: `Device.spoil` knows them by that.
+    """
     for group, blocks in zip(groups, load.blocks, strict=True):
         size = group.block_size
         first = (load.stop - 1) // size if group.kind is Kind.STATE else load.start // size
         for slot, block in enumerate(blocks, first):
-            stop = min(load.stop, (slot + 1) * size)
-            content = written(UNKNOWN, group, max(load.start, slot * size), stop, text(stop))
-            yield group, slot, block, content, text(stop).key(group)
+            key = text(min(load.stop, (slot + 1) * size)).key(group)
+            rows = Rows(group, ((max(load.start, slot * size), key.lineage),))
+            yield group, slot, block, rows if group.kind is Kind.APPEND_ONLY else StateAt(group, key.lineage), key
 
 
 class _Reader:
@@ -104,7 +106,7 @@ class _Flight:
     def __init__(self, number: int) -> None:
         self.number = number
         self.blocks: set[int] = set()  # zeroed, copied and exported to
-        self.rows: list[tuple[Row, list[list[int]]]] = []  # each with the table that it uses
+        self.rows: list[tuple[Row, _Reader, list[list[int]]]] = []  # each with the table that it uses
         self.tokens: dict[str, int | list[int]] = {}
         self.loads: list[tuple[Load, list[tuple[int, Content]]]] = []  # each with what it left in which block
         self.faults: list[Fault] = []
@@ -112,7 +114,7 @@ class _Flight:
     def touches(self, groups: Iterable[Group]) -> set[int]:
         """All blocks that the step reads or writes. O(its tables)."""
         touched = set(self.blocks)
-        for row, table in self.rows:
+        for row, _, table in self.rows:
             for group in groups:
                 column, last = table[group.index], (row.stop - 1) // group.block_size
                 if group.kind is Kind.APPEND_ONLY:
@@ -126,12 +128,11 @@ class _Flight:
 class Device:
     """A worker whose memory holds lineages. Tell it every request (`admit`) and every issued step, in order (`run`)."""
 
-    def __init__(self, geometry: Geometry, forest: Forest, vocabulary: int = VOCABULARY) -> None:
+    def __init__(self, geometry: Geometry, forest: Forest) -> None:
         self._groups = geometry.groups
         self._append_only = [group for group in geometry.groups if group.kind is Kind.APPEND_ONLY]
         self._states = geometry.states
         self._forest = forest
-        self._vocabulary = vocabulary
         self._contents: list[Content] = [UNKNOWN] * geometry.num_blocks
         self._arrivals: dict[str, Request] = {}
         self._readers: dict[str, _Reader] = {}
@@ -146,26 +147,26 @@ class Device:
 
     def run(self, step: Step) -> list[Fault]:
         """Execute one issued step, in device order. Raises ValueError where a row has not one table per group."""
-        self._step = self._flights[step.number] = _Flight(step.number)
+        self._step = flight = self._flights[step.number] = _Flight(step.number)
         for request in step.finished:
             self._drop_table(self._readers.pop(request, None))
         for request in step.preempted:
             self._drop_table(self._readers.get(request))
         self._zero(step)
         self._copy(step)
-        rows = [(row, reader) for row in step.rows if (reader := self._begin(row)) is not None]
+        for row in step.rows:
+            self._begin(row)
         for load in step.loads:
             self._load(load, step.copies)
-        for row, reader in rows:
+        for row, reader, _ in flight.rows:
             self._read_states(row, reader)
-        for row, reader in rows:
-            self._write_rows(row, reader)
-            self._write_states(row, reader)
+        for row, reader, _ in flight.rows:
+            self._write(row, reader)
         for checkpoint in step.checkpoints:
-            self._export(checkpoint, rows)
-        for row, reader in rows:
+            self._export(checkpoint)
+        for row, reader, _ in flight.rows:
             self._read_rows(row, reader)
-        return self._step.faults
+        return flight.faults
 
     def sampled(self, step: Step) -> dict[str, int | list[int]]:
         """The token of each row that samples, or its right drafts and one more. They come from the request's true text and not
@@ -282,46 +283,41 @@ class Device:
                 self._fault("outside-write-race", "load, endpoint of a copy", what, load.request, *sorted(raced))
                 self._put(copy.dst, UNKNOWN)
 
-    def _begin(self, row: Row) -> _Reader | None:
-        """Bring the table and the text of the row's request up to date. None where the row cannot run at all."""
+    def _begin(self, row: Row) -> None:
+        """Bring the table and the text of the row's request up to date, and list the row, unless it cannot run at all."""
         reader = self._readers.get(row.request) if row.table is None else self._replace_table(row.request, row.table)
         if reader is None or not reader.table:
             what = f"{_span(row)} comes without a table, and the worker has none"
             self._fault("table-covers", "row, no table" if reader else "row, unknown request", what, row.request)
-            return None
+            return
         if row.table is None and row.appended is not None:
             for column, blocks in zip(reader.table, row.appended, strict=True):
                 column.extend(blocks)
         if row.count < 1 or row.start < 0:
             self._fault("row-continues", "row, no tokens", f"{_span(row)} computes nothing", row.request)
-            return None
-        self._check_continues(row, reader)
+            return
         self._grow(row, reader)
-        self._step.rows.append((row, reader.table))
-        return reader
+        self._step.rows.append((row, reader, reader.table))
 
     def _grow(self, row: Row, reader: _Reader) -> None:
-        """Make the text as long as the row needs it, and one more where the row samples that token."""
-        path, stop, right = reader.path, row.stop, 0
-        if row.drafts:
-            right, reader.text = drafted(path[stop - row.drafts], row.drafts, self._vocabulary)
-            stop += right - row.drafts
-        reader.computed = stop
-        for length in range(len(path), stop + row.samples):
-            path.extend((next_token(path[length], self._vocabulary),))
-        if row.samples:
-            said: list[Any] = [path[length].token for length in range(stop + 1 - right, stop + 2)]
-            self._step.tokens[row.request] = said if row.drafts else said[0]
-            reader.known = max(reader.known, stop + 1)
-
-    def _check_continues(self, row: Row, reader: _Reader) -> None:
+        """Hold the row against the text, and make that as long as the row needs it: one more where it samples a token."""
+        path, stop, right = reader.path, row.start + row.count, 0
         if row.table is None and row.start != reader.computed:
             signature = "row, tokens skipped" if row.start > reader.computed else "row, tokens again"
             what = f"{_span(row)} does not start at {reader.computed}, where the computed tokens ended"
             self._fault("row-continues", signature, what, row.request)
-        if row.stop - row.drafts > reader.known:
+        if stop - row.drafts > reader.known:
             what = f"{_span(row)} goes past its text: prompt and sampled tokens are {reader.known}"
             self._fault("row-continues", "row, past the text", what, row.request)
+        if row.drafts:
+            right, reader.text = drafted(path[stop - row.drafts], row.drafts)
+            stop += right - row.drafts
+        reader.computed = stop
+        path.upto(stop + row.samples, next_token)
+        if row.samples:
+            said: list[Any] = [path[length].token for length in range(stop + 1 - right, stop + 2)]
+            self._step.tokens[row.request] = said if row.drafts else said[0]
+            reader.known = max(reader.known, stop + 1)
 
     def _replace_table(self, request: str, table: list[list[int]]) -> _Reader | None:
         """The whole table of a new or resumed request. None where nobody sent such a request."""
@@ -361,15 +357,14 @@ class Device:
     def _read_states(self, row: Row, reader: _Reader) -> None:
         if row.start == 0:
             return
-        wanted = reader.path[row.start]
         for group in self._states:
             block = self._block(row, reader, group, (row.start - 1) // group.block_size)
-            held = self._contents[block]
-            if block and not (isinstance(held, StateAt) and held.lineage is wanted and held.group is group):
+            held, wanted = self._contents[block], reader.path[row.start].key(group)
+            if block and not held.answers(wanted):
                 what = f"{row.request} needs state {group.index} after {row.start} tokens, block {block} holds {held}"
-                self._fault("state-ready", f"state, {_reason(held, wanted.key(group))}", what, row.request, block)
+                self._fault("state-ready", f"state, {_reason(held, wanted)}", what, row.request, block)
 
-    def _write_rows(self, row: Row, reader: _Reader) -> None:
+    def _write(self, row: Row, reader: _Reader) -> None:
         for group in self._append_only:
             start, end, size = row.start, row.stop, group.block_size
             while start < end:
@@ -381,19 +376,17 @@ class Device:
                     content = written(self._contents[block], group, start, stop, text)
                     self._put(block, content, (reader, group.index, slot))
                 start = stop
-
-    def _write_states(self, row: Row, reader: _Reader) -> None:
         for group in self._states:
             block = self._block(row, reader, group, (reader.computed - 1) // group.block_size)
             if block:
-                self._put(block, StateAt(group, reader.path[reader.computed]))
+                self._put(block, reader.path[reader.computed].key(group).content)
 
-    def _export(self, checkpoint: Checkpoint, rows: list[tuple[Row, _Reader]]) -> None:
+    def _export(self, checkpoint: Checkpoint) -> None:
         request, position, block = checkpoint.request, checkpoint.position, checkpoint.block
-        for row, reader in rows:
+        for row, reader, _ in self._step.rows:
             if row.request == request and row.start < position < row.stop:
                 if self._usable(block, "checkpoint", request):
-                    self._put(block, StateAt(self._groups[checkpoint.group], reader.path[position]))
+                    self._put(block, reader.path[position].key(self._groups[checkpoint.group]).content)
                 return
         what = f"a checkpoint of {request} after {position} tokens is not inside a chunk of this step"
         self._fault("state-ready", "checkpoint, outside its chunk", what, request, block)
@@ -432,11 +425,11 @@ def _reason(held: Content, wanted: Key) -> str:
         return "one from another position" if _related(held.lineage, wanted.lineage) else "one of another text"
     if isinstance(held, Rows) and held.group is wanted.group:
         if held.runs[0][0] // held.group.block_size != wanted.slot:
-            related = _related(held.runs[-1][2], wanted.lineage)
+            related = _related(held.runs[-1][1], wanted.lineage)
             return "slot holds another position" if related else "slot holds another text"
         at = wanted.base
-        for start, stop, _ in held.runs:
-            at = max(at, stop) if start <= at else at
+        for start, wrote in held.runs:
+            at = max(at, wrote.length) if start <= at else at
         return "slot partly written" if at < wanted.lineage.length else "slot holds another text"
     return "zeroed" if held is ZERO else "never written" if held is UNKNOWN else "bytes of another group"
 

@@ -42,7 +42,7 @@ class Geometry:
 
     unit: grain of prefix hashes (`prefix_match_unit`); the gcd of the block sizes where None is given to `of`.
     retention: which block boundaries of a state group are kept for later hits: None keeps all (dense), 0 only
-        the replay boundary of the prompt and observed junctions (vLLM's default since 0.32).
+        the replay boundary of the prompt and observed junctions (vLLM's default since 0.30).
     """
 
     groups: tuple[Group, ...]

@@ -9,7 +9,7 @@ A *key* is a lineage seen by a group. A *content* is what a block holds; it answ
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kvproof.spec.geometry import Group, Kind
 
@@ -140,6 +140,13 @@ class Path:
             nodes.append(child)
             node = child
 
+    def upto(self, length: int, follow: Callable[[Lineage], int]) -> Lineage:
+        """The first `length` tokens, after as many steps of `follow`, which gives the next token of a text, as it takes."""
+        nodes = self.nodes
+        while len(nodes) <= length:
+            nodes.append(nodes[-1].then(follow(nodes[-1])))
+        return nodes[length]
+
     def __getitem__(self, length: int) -> Lineage:
         return self.nodes[length]
 
@@ -154,15 +161,17 @@ class Path:
 class Key:
     """A lineage seen by a group: what a block may be found under, and what a reader may need. Made by `Lineage.key`.
 
-    base: first token of the table slot whose block may carry this key.
+    base: first token of the table slot whose block may carry this key. content: what holds all that it asks for, and no more.
     """
 
-    __slots__ = ("base", "group", "lineage")
+    __slots__ = ("base", "content", "group", "lineage")
 
     def __init__(self, group: Group, lineage: Lineage) -> None:
         self.group = group
         self.lineage = lineage
-        self.base = (lineage.length - 1) // group.block_size * group.block_size
+        length, size = lineage.length, group.block_size
+        self.base = base = (length - 1) // size * size
+        self.content: Content = StateAt(group, lineage) if group.kind is Kind.STATE else Rows(group, ((base, lineage),))
 
     @property
     def partial(self) -> bool:
@@ -213,7 +222,7 @@ class Content:
 UNKNOWN = Content("unknown")
 ZERO = Content("zero")
 
-Run = tuple[int, int, Lineage]  # start, stop, lineage: slot t of [start, stop) holds lineage.prefix(t + 1)
+Run = tuple[int, Lineage]  # start, lineage: token slot t of [start, lineage.length) holds lineage.prefix(t + 1)
 
 
 class Rows(Content):
@@ -226,37 +235,33 @@ class Rows(Content):
         self.runs = runs
 
     def answers(self, key: Key) -> bool:
+        if self is key.content:
+            return True
         if key.group is not self.group:
             return False
         lineage, at = key.lineage, key.base
         end = lineage.length
-        start, stop, wrote = self.runs[0]
-        if wrote is lineage and start <= at and stop == end:
-            return True
-        for start, stop, wrote in self.runs:
+        for start, wrote in self.runs:
             if start > at:
                 return False
-            if stop <= at:
-                continue
-            at = min(stop, end)
-            if wrote.prefix(at) is not lineage.prefix(at):
-                return False
-            if at == end:
-                return True
+            if wrote.length > at:
+                at = min(wrote.length, end)
+                if wrote.prefix(at) is not lineage.prefix(at):
+                    return False
+                if at == end:
+                    return True
         return False
 
     def extends(self, old: Content) -> bool:
-        if self is old:
-            return True
         if not isinstance(old, Rows):
             return type(old) is Content  # nothing known answers nothing
-        if old.group is not self.group or len(self.runs) != 1 or len(old.runs) != 1:
-            return False
-        (start, stop, wrote), (old_start, old_stop, old_wrote) = self.runs[0], old.runs[0]
-        return start <= old_start and stop >= old_stop and wrote.prefix(old_stop) is old_wrote.prefix(old_stop)
+        if old is self or old.group is not self.group or len(self.runs) > 1 or len(old.runs) > 1:
+            return old is self
+        (start, wrote), (old_start, old_wrote) = self.runs[0], old.runs[0]
+        return start <= old_start and wrote.starts_with(old_wrote)
 
     def __repr__(self) -> str:
-        return "+".join(f"rows[{start}:{stop}]{wrote!r}" for start, stop, wrote in self.runs)
+        return "+".join(f"rows[{start}:{wrote.length}]{wrote!r}" for start, wrote in self.runs)
 
 
 class StateAt(Content):
@@ -287,18 +292,21 @@ def written(old: Content, group: Group, start: int, stop: int, lineage: Lineage)
     range. The result has one run where the write continues or repeats the old rows of the same text.
     """
     lineage = lineage.prefix(stop)
+    key = lineage.key(group)
     if group.kind is Kind.STATE:
-        return StateAt(group, lineage)
+        return key.content
     runs: tuple[Run, ...] = ()
     if isinstance(old, Rows) and old.group is group and old.runs[0][0] // group.block_size == start // group.block_size:
         runs = old.runs  # rows of another slot are bytes of other positions: nobody can read them here
     if len(runs) == 1:
-        old_start, old_stop, wrote = runs[0]
-        if old_start <= start <= old_stop and wrote.prefix(start) is lineage.prefix(start):
-            if old_stop <= stop:
-                return Rows(group, ((old_start, stop, lineage),))
-            if wrote.prefix(stop) is lineage:
+        old_start, wrote = runs[0]
+        if old_start <= start <= wrote.length and wrote.prefix(start) is lineage.prefix(start):
+            if wrote.length <= stop:
+                start, runs = old_start, ()
+            elif wrote.prefix(stop) is lineage:
                 return old
-    before = tuple((a, min(b, start), w) for a, b, w in runs if a < start)
-    after = tuple((max(a, stop), b, w) for a, b, w in runs if b > stop)
-    return Rows(group, (*before, (start, stop, lineage), *after))
+    if not runs and start == key.base:
+        return key.content
+    before = tuple((a, w if w.length <= start else w.prefix(start)) for a, w in runs if a < start)
+    after = tuple((max(a, stop), w) for a, w in runs if w.length > stop)
+    return Rows(group, (*before, (start, lineage), *after))

@@ -34,10 +34,9 @@ class Hit:
 
 def full_run(keyed: Keyed, path: Path, group: Group, limit: int) -> int:
     """End of the longest run of full blocks from the start of the text whose keys are all found, at most `limit`."""
-    end = 0
-    while end + group.block_size <= limit and keyed(path[end + group.block_size].key(group)):
-        end += group.block_size
-    return end
+    ends = range(group.block_size, limit + 1, group.block_size)
+    beyond = (limit // group.block_size + 1) * group.block_size
+    return next((end for end in ends if not keyed(path[end].key(group))), beyond) - group.block_size
 
 
 def longest_append_only(keyed: Keyed, path: Path, group: Group, unit: int, limit: int) -> int:
