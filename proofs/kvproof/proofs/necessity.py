@@ -1,7 +1,7 @@
 """No guard is superfluous: for each there is a run that breaks a clause where this guard alone is not asked.
 
 Since every action keeps every clause where its guards hold, the last action of such a run is the one that violates the
-guard. A guard that no clause misses has no run in any scope; `unmissed` proves that, and `EXPLAINED` says what it is for.
+guard. A guard that no clause misses has no run in any scope; `unmissed` proves that, and `DEVICE_ORDER` says what it is for.
 """
 
 from __future__ import annotations
@@ -29,28 +29,12 @@ def guards(actions: Mapping[str, Action] = ACTIONS) -> list[Guard]:
     return [(name, guard) for name, action in actions.items() for guard in action.guards]
 
 
-# True as well, by induction. The proofs of clauses do without it; the proof that no clause misses a guard may need it.
-LEMMAS = {
-    "no use is before the first step": Clause(
-        "no use is before the first step", "block", "", lambda s, b: s.used_before[b] >= 0
-    )
-}
-
-# Guards that no clause misses, and what they are for.
-EXPLAINED = {
-    (name, guard): "It keeps the device doing what the rules say, whatever the order of calls."
-    for name, guard in guards()
-    if guard in DEVICE_ORDER
-}
-EXPLAINED["cancel", "the holder is live on the block"] = "A request withdraws what it staged itself."
-
-
 def unmissed(
     actions: Mapping[str, Action] = ACTIONS, clauses: Mapping[str, Clause] = CLAUSES, seconds: float = 10.0
 ) -> dict[Guard, bool]:
     """The guards without which their action keeps every clause all the same, proved without bounds; and of each whether the
     other guards and the clauses imply it. One that z3 does not know about is not among them."""
-    world, found, clauses = World(), {}, {**clauses, **LEMMAS}
+    world, found = World(), {}
     before = [*world.axioms().values(), *clauses_of(world, SomeState(world), clauses).values()]
     for action in actions.values():
         state = SomeState(world)
@@ -137,7 +121,7 @@ def refresh(path: Path = STORE, *, depth: int = 10, seconds: float = 600.0, say:
     finally:
         witnesses = witness.refreshed(runs, fresh)
         save({"guards": kept, **witnesses}, path)
-    lacking = [" / ".join(guard) for guard in guards() if guard not in EXPLAINED and " / ".join(guard) not in kept]
+    lacking = [" / ".join(guard) for guard in guards() if guard[1] not in DEVICE_ORDER and " / ".join(guard) not in kept]
     return lacking + [f"no witness: {name}" for name in witness.lacking(witnesses)]
 
 
@@ -169,8 +153,8 @@ def page(runs: Mapping[str, Run]) -> str:
             lines += ["", f"### {name}: {guard}", ""]
             if run is not None:
                 lines += [why(run), "", "```", *table(run), "```"]
-            elif (name, guard) in EXPLAINED:
-                lines += [f"No clause misses it. {EXPLAINED[name, guard]}"]
+            elif guard in DEVICE_ORDER:
+                lines += ["No clause misses it. It keeps the device doing what the rules say, whatever the order of calls."]
             else:
                 lines += ["No run is known."]
     return "\n".join(lines) + "\n"

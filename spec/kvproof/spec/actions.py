@@ -85,7 +85,8 @@ def finish(state: State, owner: Owner) -> None:
 
     Seen in: Scheduler._free_request (sched/scheduler.py).
     """
-    state.require("it holds nothing but fences", every(state.belongs.at(owner), lambda h: state.fenced[h]))
+    mine = state.belongs.at(owner)
+    state.require("it holds nothing but fences", every(mine, lambda h: either(state.fenced[h], lambda: state.unused(h))))
     state.alive[owner] = False
 
 
@@ -344,7 +345,7 @@ def stage_load(state: State, holder: Holder, block: Block, content: Content, nee
 
     Seen in: KVConnectorBase_V1.start_load_kv with wait_for_layer_load (synchronous connectors).
     """
-    _may_use(state, holder, block)
+    state.require("the holder is live on the block", state.live(holder, block))
     state.require("it is not the source of a copy", negate(state.source[block]))
     _may_fill(state, block, content)
     state.require("the loader gets what it relies on", answers(content, need))
@@ -364,7 +365,6 @@ def cancel(state: State, holder: Holder, block: Block) -> None:
 
     Seen in: Scheduler.schedule, priority policy, where the victim was scheduled earlier in the same step.
     """
-    state.require("the holder is live on the block", state.live(holder, block))
     kept = state.mid[block]
     state.require("keys stay true", state.keys_answered(block, kept))
     state.require("other holders keep their bytes", state.others_answered(block, kept, holder))

@@ -104,6 +104,7 @@ def uses_are_counted(state: State, block: Block) -> Term:
         both(state.zeroed[block], state.unordered),
     )
     return both(
+        state.used_before[block] >= 0,
         state.used_before[block] <= state.issued,
         state.used_before[block] <= state.last_use[block],
         state.last_use[block] <= staging,
