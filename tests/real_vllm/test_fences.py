@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from kvproof.audit.prelude_vllm import Engine
+from kvproof.audit.targets.vllm_target import VllmTarget
 
 pytestmark = pytest.mark.vllm
+
+SHOWN = ("0.31", "0.32", "0.33")  # releases in which this very run ends in a hang
 
 
 def run(*, fences: bool, names: str = "ab") -> tuple[Any, list[int]]:
@@ -39,6 +42,9 @@ def run(*, fences: bool, names: str = "ab") -> tuple[Any, list[int]]:
 def test_a_fence_waits_for_a_step_that_never_comes() -> None:
     engine, empty = run(fences=True)
     scheduler = engine.scheduler
+    if not VllmTarget().release.startswith(SHOWN):
+        assert not scheduler.deferred_frees
+        return
     assert empty == [3]
     assert [(fence, len(blocks)) for fence, blocks in scheduler.deferred_frees] == [(scheduler.sched_step_seq + 1, 6)]
     assert scheduler.processed_step_seq == scheduler.sched_step_seq  # nothing is in flight
