@@ -45,7 +45,7 @@ define make_venv
 @$(PYTHON) -m venv $(1) || $(call die,$(PYTHON) cannot make $(1); its venv and ensurepip modules are needed)
 endef
 
-.PHONY: help fuzz prove prove-long test test-gpu lint bench clean distclean
+.PHONY: help fuzz prove prove-long pages test test-gpu lint bench clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -56,6 +56,15 @@ fuzz: $(ENV)/.stamp ## search for a violation: TARGET=reference or TARGET=vllm (
 
 prove: $(BASE)/.stamp ## prove the rules: every clause is always true, for any number of blocks, requests and steps
 	@$(BASE)/bin/kvproof prove $(ARGS)
+
+prove-long: $(BASE)/.stamp ## what is too long for every day: what each guard is for, wrong rules, more states, CrossHair
+	@$(BASE)/bin/kvproof prove --necessity
+	@$(BASE)/bin/kvproof prove --mutants
+	@$(BASE)/bin/kvproof prove --states --long
+	@$(BASE)/bin/kvproof prove --contracts --solver-timeout 300s
+
+pages: $(BASE)/.stamp ## write the generated pages of docs/ anew
+	@$(BASE)/bin/kvproof prove --pages docs
 
 test: $(BASE)/.stamp $(REAL)/.stamp ## run every test that needs no GPU, on the reference engine and on the real vLLM
 	@rm -rf $(RESULTS) && mkdir $(RESULTS)

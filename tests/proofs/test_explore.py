@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 from itertools import permutations, product
@@ -10,33 +9,25 @@ from math import factorial, perm, prod
 from typing import Any
 
 import pytest
-from tests.proofs.counts import COUNTS
 
-from kvproof.proofs.explore import LONG, SCOPES, Form, Scope, explore, sorts, spoken, unnamed
+from kvproof.proofs.explore import SCOPES, Form, Scope, counted, explore, pinned, sorts, spoken, unnamed
 from kvproof.spec import clauses
 from kvproof.spec.actions import ACTIONS
 from kvproof.spec.clauses import Clause
 from kvproof.spec.errors import Refused
 from kvproof.spec.state import State
 
-long = pytest.mark.skipif("KVPROOF_LONG" not in os.environ, reason="minutes; set KVPROOF_LONG")
-PINNED = [*SCOPES, *(pytest.param(name, marks=long) for name in LONG)]
-
 
 @pytest.mark.parametrize("unordered", [False, True])
-@pytest.mark.parametrize("name", PINNED)
-def test_counts(name: str, unordered: bool) -> None:
-    """The golden counts; `python -m kvproof.proofs.explore` derives them anew."""
-    found = explore(Scope(**(SCOPES | LONG)[name], unordered=unordered))
-    assert found.broken == []
-    depths, complete, happened = COUNTS[name, unordered]
-    assert (found.depths, found.complete) == (depths, complete)
-    assert found.happened == happened
+@pytest.mark.parametrize("name", SCOPES)
+def test_golden_counts(name: str, unordered: bool) -> None:
+    label, counts = counted(name, unordered=unordered)
+    assert counts == pinned()[label]
 
 
 def test_every_action_happens_somewhere() -> None:
-    happened = {name for label, _ in COUNTS if label in SCOPES for name in COUNTS[label, False][2]}
-    assert happened == ACTIONS.keys()
+    labels = [f"{name}, ordered" for name in SCOPES]
+    assert {name for label in labels for name in pinned()[label]["happened"]} == ACTIONS.keys()
 
 
 def orbit(scope: Scope, form: Form) -> int:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from kvproof.proofs.necessity import faults, guards, page, search, unmissed, why
+from kvproof.proofs.necessity import faults, guards, search, unmissed
 from kvproof.proofs.runs import load, replay
 from kvproof.spec.actions import ACTIONS, DEVICE_ORDER, Action
 from kvproof.spec.state import State
@@ -30,7 +29,6 @@ def test_without_the_guard_a_clause_breaks_and_with_it_the_last_action_is_refuse
     assert faults(run) == []
     assert replay(run)[-1].refused == (name.partition(" / ")[2],)
     assert run.bound < len(run.steps)
-    assert why(run).startswith("Without it this no longer holds: ")
 
 
 def test_no_clause_misses_what_is_explained() -> None:
@@ -70,10 +68,3 @@ def test_a_damaged_run_is_seen() -> None:
     assert faults(replace(run, dropped=("share", "the block answers the key")))[0].endswith("refused: its owner is alive")
     assert faults(replace(run, steps=(("start", ("nobody",)), *run.steps[1:])))[0].startswith("it cannot be taken: ")
     assert faults(replace(run, steps=(*run.steps, run.steps[0])))[0].endswith(replay(run)[-1].broken[0][0])
-
-
-def test_the_page_tells_of_every_guard() -> None:
-    text = page(RUNS)
-    assert text.count("### ") == len(guards())
-    assert "No run is known." not in text
-    assert text == (Path(__file__).parents[2] / "docs/necessity.md").read_text()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvproof.proofs.runs import Run, Runs, digest, load, replay, save, shortest, table
+from kvproof.proofs.runs import Run, Runs, digest, load, replay, save, shortest
 from kvproof.proofs.scope import Rules, Scope, named
 from kvproof.spec.actions import ACTIONS, Action
 from kvproof.spec.clauses import CLAUSES
@@ -61,17 +61,6 @@ def test_changed_rules_are_searched_and_taken_like_the_real_ones() -> None:
     assert run is not None
     assert run.steps == (("complete", ()),)
     assert replay(run, changed)[-1].broken == (("steps complete after they were issued", "clock"),)
-
-
-def test_a_table_shows_what_changed_and_what_broke() -> None:
-    assert table(RUN) == [
-        "    action   arguments                    1: held by",
-        "1   start    owner r",
-        "2   acquire  holder h1, block 1, owner r  h1 of r",
-        "3!  finish   owner r",
-        "!  against the guard: it holds nothing but fences",
-        "broken for holder h1: a holder is a fence or belongs to somebody alive",
-    ]
 
 
 def test_runs_are_kept_in_plain_words(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ RUNS, FRESH = load()
 STEPS = {
     1: "start pin issue",
     2: "finish acquire expire hand_over move stage_zero complete",
-    3: "release defer stage_write stage_read stage_load begin_load spoil",
-    4: "forget publish promote redirect stage_read_state cancel end_load",
+    3: "release defer stage_write stage_read stage_load cancel begin_load spoil",
+    4: "forget publish promote redirect stage_read_state end_load",
     5: "share retract",
 }
 PREMISE_STEPS = [4, 3, 4, 5, 2, 5, 2, 2, 2, 4, 1, 1, 2, 1, 3, 2]  # in the order of CLAUSES

@@ -33,7 +33,6 @@ from kvproof.audit.report import (
     FORMATS,
     HELD,
     UNAVAILABLE,
-    USAGE,
     VACUOUS,
     VIOLATED,
     Closing,
@@ -66,7 +65,7 @@ def main() -> None:
         app(prog_name="kvproof")
     except KvproofError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(UNAVAILABLE if isinstance(error, TargetUnavailable) else USAGE)
+        sys.exit(error.code)
 
 
 # ---------------------------------------------------------------------------------------------------------------- fuzz
@@ -318,7 +317,9 @@ def prove_command(
     mutants: Annotated[bool, typer.Option("--mutants", help="kill every mutant of the rules")] = False,
     mutant: Annotated[str | None, typer.Option(help="show how the clauses kill this wrong rule")] = None,
     contracts: Annotated[bool, typer.Option("--contracts", help="search counterexamples with CrossHair")] = False,
-    pages: Annotated[Path, typer.Option(help="where generated pages go")] = Path("docs"),
+    states: Annotated[bool, typer.Option("--states", help="visit every state of tiny scopes")] = False,
+    long: Annotated[bool, typer.Option("--long", help="with --states: of the larger scopes too, in minutes")] = False,
+    pages: Annotated[Path | None, typer.Option(help="prove everything and write the generated pages to this folder")] = None,
 ) -> None:
     """Prove the rules: every clause is always true, nothing is vacuous, and the policies keep their promises."""
     proving.need_solver()
@@ -330,11 +331,15 @@ def prove_command(
         if mutant is not None:
             lines, end = proving.mutant(mutant)
         elif mutants:
-            lines, end = proving.mutants(pages)
+            lines, end = proving.mutants()
         elif contracts:
             lines, end = proving.contracts(proving.seconds(timeout or "10s"))
+        elif states:
+            lines, end = proving.states(long=long, say=say)
         elif necessity:
-            lines, end = proving.necessity(pages, proving.seconds(timeout or "600s"), say)
+            lines, end = proving.necessity(proving.seconds(timeout or "600s"), say)
+        elif pages is not None:
+            lines, end = proving.pages(pages, proving.seconds(timeout or "20s"))
         else:
             lines, end = proving.theorems(clause, action, proving.seconds(timeout or "20s"), cached=cached, say=say)
     show("\n".join([*lines, *end.lines]))

@@ -121,13 +121,13 @@ def guard_runs(guard: str) -> list[str]:
     """What goes wrong without a guard: for each action that asks it a shortest run, or what it is for."""
     if find_spec("z3") is None:
         return ["pip install 'kvproof[prove]' to see what goes wrong without it"]
-    from kvproof.proofs.necessity import why
-    from kvproof.proofs.runs import load, table
+    from kvproof.audit.runtable import render, why
+    from kvproof.proofs.runs import load
 
     lines = ["no clause misses it: it keeps the device doing what the rules say"] if guard in DEVICE_ORDER else []
     for name, run in load()[0]["guards"].items():
         if run.dropped and run.dropped[1] == guard:
-            lines += ["", f"{name}", why(run), *(f"  {line}" for line in table(run))]
+            lines += ["", name, why(run), *(f"  {line}" for line in render(run))]
     return lines
 
 
@@ -139,9 +139,9 @@ def smtlib(clause: str | None, action: str | None) -> str:
     return "\n".join(f"; {o.sentence} Expected: {o.expect}.\n(reset)\n{o.smt}" for o in asked)
 
 
-def necessity(folder: Path, timeout: float, say: Say | None) -> Result:
-    """Finds the runs that show what each guard is for, where they are wanting, and writes the page."""
-    from kvproof.proofs.necessity import guards, page, refresh
+def necessity(timeout: float, say: Say | None) -> Result:
+    """Finds the runs that show what each guard is for, and the witnesses, where they are wanting."""
+    from kvproof.proofs.necessity import guards, refresh
     from kvproof.proofs.runs import load
 
     start = time.perf_counter()
@@ -153,10 +153,8 @@ def necessity(folder: Path, timeout: float, say: Say | None) -> Result:
             say(0.0, line)
 
     lacking = refresh(seconds=timeout, say=told)
-    runs, _ = load()
-    write(folder / "necessity.md", page(runs["guards"]))
     took = time.perf_counter() - start
-    count = f"{len(runs['guards'])} runs for {len(guards())} guards ({took:.1f} s)"
+    count = f"{len(load()[0]['guards'])} runs for {len(guards())} guards, the others keep the device's order ({took:.1f} s)"
     again, knob = "kvproof prove --necessity", "kvproof explain GUARD: its run"
     if lacking:
         knob = "--solver-timeout 1h: search longer"
@@ -164,35 +162,83 @@ def necessity(folder: Path, timeout: float, say: Say | None) -> Result:
     return lines, Closing(HELD, f"held: {count}", again, knob)
 
 
-def mutants(folder: Path) -> Result:
-    """Kills every mutant of the rules, and writes the page."""
-    from kvproof.proofs import mutants as module
+def states(*, long: bool, say: Say | None) -> Result:
+    """Visits every state of the tiny scopes, and compares what it counts with what is pinned."""
+    from kvproof.proofs.explore import LONG, SCOPES, counted, pinned
+
+    start, lines, wrong = time.perf_counter(), [], []
+    for name in SCOPES | LONG if long else SCOPES:
+        for unordered in (False, True):
+            label, counts = counted(name, unordered=unordered)
+            if say:
+                say(0.0, label)
+            reach = "" if counts["all"] else f" in {len(counts['states']) - 1} actions"
+            agrees = counts == pinned().get(label)
+            lines.append(f"{label:<30} {sum(counts['states'])} states{reach}{'' if agrees else ', not as pinned'}")
+            wrong += [] if agrees else [label]
+    again, took = f"kvproof prove --states{' --long' * long}", f"({time.perf_counter() - start:.0f} s)"
+    knob = (
+        "python -m kvproof.proofs.explore: pin the counts of changed rules"
+        if wrong
+        else "--long: the larger scopes, in minutes"
+    )
+    verdict = f"violated: {', '.join(wrong)} differ {took}" if wrong else f"held: no clause breaks, all counts as pinned {took}"
+    return lines, Closing(VIOLATED if wrong else HELD, verdict, again, knob)
+
+
+def mutants() -> Result:
+    """Kills every mutant of the rules."""
+    from kvproof.audit.pages import matrix
+    from kvproof.proofs.mutants import MUTANTS, failures, refresh
 
     start = time.perf_counter()
-    module.write(folder)
-    alive = [name for name, mutant in module.MUTANTS.items() if not (module.failures(mutant) or mutant.survives)]
-    took = time.perf_counter() - start
-    count = f"{len(module.MUTANTS)} mutants, {sum(bool(m.survives) for m in module.MUTANTS.values())} explained ({took:.1f} s)"
-    again, knob = "kvproof prove --mutants", f"kvproof prove --mutant {next(iter(module.MUTANTS))}: how one dies"
+    lacking = refresh()
+    alive = [name for name, mutant in MUTANTS.items() if bool(failures(mutant)) is bool(mutant.survives)]
+    explained = sum(bool(mutant.survives) for mutant in MUTANTS.values())
+    count = f"{len(MUTANTS)} mutants, {explained} explained ({time.perf_counter() - start:.1f} s)"
+    again, knob = "kvproof prove --mutants", f"kvproof prove --mutant {next(iter(MUTANTS))}: how one dies"
+    lines = [*matrix(), *(f"no run: {name}" for name in lacking)]
     if alive:
-        return [*module.matrix(), *alive], Closing(VIOLATED, f"violated: {len(alive)} survive of {count}", again, knob)
-    return module.matrix(), Closing(HELD, f"held: {count}", again, knob)
+        return [*lines, *alive], Closing(VIOLATED, f"violated: {len(alive)} not as they should, of {count}", again, knob)
+    if lacking:
+        return lines, Closing(UNKNOWN, f"unknown: {len(lacking)} without a run, of {count}", again, knob)
+    return lines, Closing(HELD, f"held: {count}", again, knob)
 
 
 def mutant(name: str) -> Result:
     """How the clauses kill a wrong rule. Raises BadInput where none is named so."""
-    from kvproof.proofs.mutants import MUTANTS, counterexample, failures
+    from kvproof.audit.pages import how_killed
+    from kvproof.proofs.mutants import MUTANTS, failures
 
     if name not in MUTANTS:
         near = difflib.get_close_matches(name, MUTANTS, n=1) or ["--mutants lists them"]
         raise BadInput(f"no mutant is named {name!r}: {near[0]}")
     start, it = time.perf_counter(), MUTANTS[name]
-    lines = [f"{name}: {it.sentence}", f"{it.module}.{it.function}", f"- {it.old}", f"+ {it.new}", "", *counterexample(it)]
+    lines = [f"{name}: {it.sentence}", f"{it.module}.{it.function}", f"- {it.old}", f"+ {it.new}", "", *how_killed(it)]
     again, knob = f"kvproof prove --mutant {name}", "kvproof prove --mutants: which clause kills which"
     took = f"({time.perf_counter() - start:.1f} s)"
     if failed := failures(it):
         return lines, Closing(VIOLATED, f"violated: {len(failed)} obligations fail {took}", again, knob)
-    return [*lines, f"it survives: {it.survives}"], Closing(HELD, f"held: no clause misses it {took}", again, knob)
+    return lines, Closing(HELD, f"held: no clause misses it {took}", again, knob)
+
+
+def pages(folder: Path, timeout: float) -> Result:
+    """Proves everything and writes the generated pages."""
+    from kvproof.audit.pages import PAGES, times
+    from kvproof.proofs.promises import obligations
+    from kvproof.proofs.runner import Cache, cache_folder, prove
+
+    start = time.perf_counter()
+    cache = Cache(cache_folder())
+    verdicts = list(prove(cache.made(obligations), cache=cache, seconds=timeout))
+    again = f"kvproof prove --pages {shlex.quote(str(folder))}"
+    end = ending(verdicts, time.perf_counter() - start, again)
+    if end.code == HELD:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, page in PAGES.items():
+            (folder / name).write_text(page())
+        (folder / "times.md").write_text(times(verdicts))
+    return [*summary(verdicts), *(str(folder / name) for name in (*PAGES, "times.md"))], end
 
 
 def contracts(timeout: float) -> Result:
@@ -211,11 +257,6 @@ def contracts(timeout: float) -> Result:
     if wrong:
         return lines, Closing(VIOLATED, f"violated: {', '.join(wrong)}: {count}", again, knob)
     return lines, Closing(HELD, f"held: nothing against {count}", again, knob)
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
 
 
 def ending(verdicts: Sequence[Verdict], took: float, again: str) -> Closing:

@@ -20,7 +20,9 @@ from kvproof.spec.records import Config, Event, Extras, Load, Request, Step
 
 
 class TargetUnavailable(KvproofError):
-    """The engine cannot be driven: not installed, an unknown release or a changed signature. Exit code 4."""
+    """The engine cannot be driven: not installed, an unknown release or a changed signature."""
+
+    code = 4
 
 
 class TargetCrashed(KvproofError):

@@ -2,19 +2,19 @@
 
 A state is kept as a *form*. What lies behind the completed step is alike, so steps are counted from there; what an ended
 holder left behind is nothing. The rules know nobody by name, so of the states that differ in the names of blocks, holders and
-owners only one is kept. `python -m kvproof.proofs.explore [--long]` prints the counts that tests/proofs/test_explore.py pins.
+owners only one is kept. `python -m kvproof.proofs.explore` derives the golden counts of counts.json anew, in minutes.
 """
 
 from __future__ import annotations
 
-import sys
-import time
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
 from inspect import get_annotations
 from itertools import count, permutations
+from pathlib import Path
 from typing import Any
 
 from kvproof.proofs.face import SomeState, World, arguments, parts, taken
@@ -25,6 +25,7 @@ from kvproof.spec.geometry import Geometry
 from kvproof.spec.lineage import UNKNOWN, ZERO, Forest
 from kvproof.spec.state import Holder, Owner, State
 
+GOLDEN = Path(__file__).with_name("counts.json")
 CONTENTS, USES = ("before", "mid", "after"), ("used_before", "last_use")
 FLAGS, KEYS = ("zeroed", "copied", "source", "loaded", "written"), ("keyed", "staged_key", "retired")
 
@@ -250,10 +251,23 @@ LONG: dict[str, dict[str, Any]] = {
     "copies of states": {"blocks": 2, "holders": 5, "flying": 2, "opening": COPY, "depth": 4},
 }
 
+
+def counted(name: str, *, unordered: bool) -> tuple[str, dict[str, Any]]:
+    """What is pinned of a scope: a label; new states after so many actions, whether none is left, how often each action may
+    happen. Raises AssertionError where a clause breaks."""
+    found = explore(Scope(**(SCOPES | LONG)[name], unordered=unordered))
+    assert not found.broken, found.broken
+    happened = dict(sorted(found.happened.items()))
+    return f"{name}, {'un' * unordered}ordered", {"states": found.depths, "all": found.complete, "happened": happened}
+
+
+def pinned() -> dict[str, dict[str, Any]]:
+    """The golden counts. `python -m kvproof.proofs.explore` derives them anew."""
+    counts: dict[str, dict[str, Any]] = json.loads(GOLDEN.read_text())
+    return counts
+
+
 if __name__ == "__main__":
-    for label, sizes in (SCOPES | LONG if "--long" in sys.argv else SCOPES).items():
-        for unordered in (False, True):
-            began = time.process_time()
-            found = explore(Scope(**sizes, unordered=unordered))
-            print(f"{label}, unordered {unordered}: {sum(found.depths)} states, {time.process_time() - began:.1f} s")
-            print(f"    {found}")
+    everything = [counted(name, unordered=unordered) for name in SCOPES | LONG for unordered in (False, True)]
+    entries = ",\n".join(f"{json.dumps(label)}: {json.dumps(counts)}" for label, counts in everything)
+    GOLDEN.write_text(f"{{\n{entries}\n}}\n")

@@ -16,7 +16,7 @@ import z3
 from kvproof.proofs import witness
 from kvproof.proofs.face import SomeState, World, arguments, taken, truth
 from kvproof.proofs.obligations import clauses_of
-from kvproof.proofs.runs import STORE, Run, Search, load, replay, save, shortest, table
+from kvproof.proofs.runs import STORE, Run, Search, load, replay, save, shortest
 from kvproof.proofs.scope import Guard, Rules, Scope
 from kvproof.spec.actions import ACTIONS, DEVICE_ORDER, Action
 from kvproof.spec.clauses import CLAUSES, Clause
@@ -123,38 +123,3 @@ def refresh(path: Path = STORE, *, depth: int = 10, seconds: float = 600.0, say:
         save({"guards": kept, **witnesses}, path)
     lacking = [" / ".join(guard) for guard in guards() if guard[1] not in DEVICE_ORDER and " / ".join(guard) not in kept]
     return lacking + [f"no witness: {name}" for name in witness.lacking(witnesses)]
-
-
-def why(run: Run) -> str:
-    """One sentence: what breaks."""
-    broken = dict.fromkeys(name for name, _ in replay(run)[-1].broken)
-    return "Without it this no longer holds: " + "; ".join(broken) + "."
-
-
-HEAD = """\
-# Why each guard is there
-
-Generated from the runs that `kvproof prove --necessity` finds; the tests take each on the concrete rules. A run ends with the
-action that violates the guard, marked `!`. It is a shortest one in a tiny scope: two blocks beside the null block, five
-holders, two owners, attention rows and states of the texts `ab` and `abcd`, at most three steps.
-
-A column names a block and what changed about it: who holds it, with what the holder needs of it and reads in the staged
-step; its keys, `*` for those of the staged step; its content before > in the middle of > after the staged step; and the
-step of its last use. `done/issued` is the clock."""
-
-
-def page(runs: Mapping[str, Run]) -> str:
-    """docs/necessity.md."""
-    lines = [HEAD]
-    for name, action in ACTIONS.items():
-        lines += ["", f"## {name}"] if action.guards else []
-        for guard in action.guards:
-            run = runs.get(f"{name} / {guard}")
-            lines += ["", f"### {name}: {guard}", ""]
-            if run is not None:
-                lines += [why(run), "", "```", *table(run), "```"]
-            elif guard in DEVICE_ORDER:
-                lines += ["No clause misses it. It keeps the device doing what the rules say, whatever the order of calls."]
-            else:
-                lines += ["No run is known."]
-    return "\n".join(lines) + "\n"

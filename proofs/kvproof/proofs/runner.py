@@ -20,12 +20,19 @@ import z3
 import kvproof.proofs
 import kvproof.spec
 from kvproof.proofs.obligations import Obligation
+from kvproof.spec.errors import KvproofError
 
 NAMED = re.compile(r":named \|([^|]*)\|")
 BATCH = 16  # obligations that a process is handed at a time
 TIMEOUT = 20.0
 
 Say = Callable[[int, str], None]  # how many are done, and the last one's name
+
+
+class SolverUnknown(KvproofError):
+    """The solver did not know. That is neither yes nor no."""
+
+    code = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,7 +26,7 @@ from kvproof.proofs.face import Expr
 from kvproof.proofs.scope import Guard, Rules, named, sorts_of
 from kvproof.spec.actions import ACTIONS, Action
 from kvproof.spec.clauses import CLAUSES, Clause
-from kvproof.spec.state import Holder, State
+from kvproof.spec.state import State
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +180,10 @@ def said(action: Action, values: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """After one action of a run: the guards that it failed, the clauses that are broken with their row, and what changed
-    about the clock and each block, in words, by column."""
+    """After one action of a run: the guards that it failed, and the clauses that are broken with their row."""
 
     refused: tuple[str, ...]
     broken: tuple[tuple[str, str], ...]
-    shown: dict[str, str]
 
 
 @cache
@@ -199,8 +197,14 @@ def named_in(run: Run, sort: str, actions: Mapping[str, Action]) -> list[str]:
     return sorted({name for its, name in names if its == sort})
 
 
-def replay(run: Run, actions: Mapping[str, Action] = ACTIONS, clauses: Mapping[str, Clause] = CLAUSES) -> list[Moment]:
-    """Takes the actions on the concrete state. One that fails a guard happens all the same: the moment after tells."""
+def replay(
+    run: Run,
+    actions: Mapping[str, Action] = ACTIONS,
+    clauses: Mapping[str, Clause] = CLAUSES,
+    see: Callable[[State], object] = lambda state: None,
+) -> list[Moment]:
+    """Takes the actions on the concrete state. One that fails a guard happens all the same: the moment after tells. `see` is
+    called with the state after each."""
     objects, state, moments = known(), State(unordered=run.unordered, strict=True), []
     rows = {sort: {name: objects[sort][name] for name in named_in(run, sort, actions)} for sort in ("Block", "Holder")}
     rows["Block"]["0"] = state.null
@@ -216,42 +220,6 @@ def replay(run: Run, actions: Mapping[str, Action] = ACTIONS, clauses: Mapping[s
             for row, *its in ([("",)] if clause.row == "clock" else rows[clause.row.capitalize()].items())
             if clause.holds(state, *its) is not True
         ]
-        moments.append(Moment(tuple(dict.fromkeys(state.refusals)), tuple(broken), shown(state, rows["Block"])))
+        moments.append(Moment(tuple(dict.fromkeys(state.refusals)), tuple(broken)))
+        see(state)
     return moments
-
-
-def shown(state: State, blocks: Mapping[str, int]) -> dict[str, str]:
-    """What a table tells of a state: the clock; who holds each block and for which needs; its keys, those of the staged step
-    with a star; its content before, in the middle of and after the staged step, once where they are the same."""
-    names = {value: name for members in known().values() for name, value in members.items()}
-
-    def holder(it: Holder, block: int) -> str:
-        owner = f"until {state.fence[it]}" if state.fenced[it] else " ".join(f"of {names[o]}" for o in state.belongs.of(it))
-        needs = [f"needs {names[key]}" for key in state.needs.of(it)] + [f"reads {names[key]}" for key in state.reads.of(it)]
-        return " ".join([names[it], owner, *sorted(needs), *(["loads"] if state.loading[it, block] else [])])
-
-    found = {"done/issued": f"{state.completed}/{state.issued}"}
-    for name, block in sorted(blocks.items()):
-        contents = [names[part[block]] for part in (state.before, state.mid, state.after)]
-        found[f"{name}: held by"] = ", ".join(sorted(holder(it, block) for it in state.holds.at(block)))
-        found[f"{name}: keys"] = ", ".join(sorted(names[k] + "*" * state.staged_key[k, block] for k in state.keyed.at(block)))
-        found[f"{name}: content"] = contents[0] if len(set(contents)) == 1 else " > ".join(contents)
-        found[f"{name}: used in"] = str(state.last_use[block])
-    return found
-
-
-def table(run: Run, actions: Mapping[str, Action] = ACTIONS, clauses: Mapping[str, Clause] = CLAUSES) -> list[str]:
-    """The run as a table, one action a line. A column shows what an action changed; one that never changes is left out."""
-    moments = replay(run, actions, clauses)
-    before = shown(State(), {name: known()["Block"][name] for name in named_in(run, "Block", actions)})
-    columns = ["", "action", "arguments", *before]
-    lines = [columns]
-    for i, ((name, arguments), moment) in enumerate(zip(run.steps, moments, strict=True)):
-        changed = [moment.shown[c] or "-" if moment.shown[c] != before[c] else "" for c in columns[3:]]
-        lines.append([str(i + 1) + "!" * bool(moment.refused), name, said(actions[name], arguments), *changed])
-        before = moment.shown
-    used = [i for i in range(len(columns)) if any(line[i] for line in lines[1:])]
-    widths = {i: max(len(line[i]) for line in lines) for i in used}
-    ends = [f"!  against the guard: {guard}" for guard in dict.fromkeys(g for m in moments for g in m.refused)]
-    ends += [f"broken for {row}: {name}" if row else f"broken: {name}" for name, row in moments[-1].broken]
-    return ["  ".join(line[i].ljust(widths[i]) for i in used).rstrip() for line in lines] + ends

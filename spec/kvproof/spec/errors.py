@@ -4,7 +4,9 @@ from __future__ import annotations
 
 
 class KvproofError(Exception):
-    """Base of all errors that kvproof raises on purpose."""
+    """Base of all errors that kvproof raises on purpose. code: what a command that meets it exits with."""
+
+    code = 2
 
 
 class GeometryError(KvproofError, ValueError):
