@@ -58,8 +58,14 @@ def test_a_damaged_cache_costs_time_only(tmp_path: Path) -> None:
 
 def test_a_core_names_what_the_proof_uses() -> None:
     premises = {"needed": X > 3, "beside the point": z3.Int("y") > 3}
-    answer = solve(theorem("arithmetic", (), "", premises, X > 2).smt)
-    assert answer.core == ("needed", "not so")
+    text = theorem("arithmetic", (), "", premises, X > 2).smt
+    assert solve(text, core=True).core == ("needed", "not so")
+    assert solve(text).core == ()
+
+
+def test_a_core_is_found_when_it_is_asked_for(tmp_path: Path) -> None:
+    cores = [v.answer.core for core in (False, True, True) for v in prove([TRUE], cache=Cache(tmp_path), core=core)]
+    assert cores == [(), ("not so",), ("not so",)]
 
 
 def test_every_clause_is_proved_over_every_action() -> None:

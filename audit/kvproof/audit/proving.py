@@ -95,7 +95,7 @@ def theorems(clause: str | None, action: str | None, timeout: float, *, cached: 
     cache = Cache(cache_folder() if cached else None)
     asked = chosen(cache.made(obligations), clause, action)
     told = say and (lambda done, name: say(done / len(asked), name))
-    verdicts = list(prove(asked, cache=cache, seconds=timeout, say=told))
+    verdicts = list(prove(asked, cache=cache, seconds=timeout, core=bool(clause or action), say=told))
     lines = details(verdicts) if clause or action else []
     unreached = [] if clause or action else unreachable()
     again = " ".join(

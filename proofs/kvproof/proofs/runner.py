@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +63,11 @@ class Verdict:
         return self.answer.said == "unknown"
 
 
-def solve(smt: str, seconds: float = TIMEOUT) -> Answer:
-    """One text, in this process. All of its assertions have names, or none has: then there is no core."""
+def solve(smt: str, seconds: float = TIMEOUT, *, core: bool = False) -> Answer:
+    """One text, in this process. core: find one, where the assertions have names; it takes thrice the time."""
     solver = z3.Solver()
     solver.set("timeout", max(1, round(seconds * 1000)))
-    terms, names = z3.parse_smt2_string(smt), NAMED.findall(smt)
+    terms, names = z3.parse_smt2_string(smt), NAMED.findall(smt) if core else []
     solver.add([] if names else terms)
     for name, term in zip(names, terms if names else [], strict=True):
         solver.assert_and_track(term, name)
@@ -88,10 +89,11 @@ class Cache:
         self._version = f"z3-{z3.get_version_string()}-python-{platform.python_version()}"
         self._answers = {key: Answer(said, took, tuple(core)) for key, (said, took, core) in self._read("answers", {}).items()}
 
-    def get(self, obligation: Obligation, seconds: float) -> Answer | None:
-        """What is known, where it was found within the time that is given now."""
+    def get(self, obligation: Obligation, seconds: float, *, core: bool = False) -> Answer | None:
+        """What is known, where it was found within the time that is given now, and with a core where one is wanted."""
         answer = self._answers.get(obligation.digest)
-        return answer if answer and answer.seconds <= seconds else None
+        enough = answer and answer.seconds <= seconds and (answer.core or answer.said == "sat" or not core)
+        return answer if enough else None
 
     def keep(self, verdicts: Iterable[Verdict]) -> None:
         fresh = {v.obligation.digest: v.answer for v in verdicts if not v.cached and not v.unknown}
@@ -132,20 +134,26 @@ def cache_folder() -> Path:
 
 
 def prove(
-    obligations: Iterable[Obligation], *, cache: Cache, seconds: float = TIMEOUT, jobs: int = 0, say: Say | None = None
+    obligations: Iterable[Obligation],
+    *,
+    cache: Cache,
+    seconds: float = TIMEOUT,
+    core: bool = False,
+    jobs: int = 0,
+    say: Say | None = None,
 ) -> Iterator[Verdict]:
-    """The verdict of each obligation, as they come. seconds: for each. jobs: processes, 0 for one per core."""
+    """The verdict of each obligation, as they come. seconds: for each. core: with one. jobs: processes, 0 for one per core."""
     asked: list[Obligation] = []
     done = 0
     for obligation in obligations:
-        known = cache.get(obligation, seconds)
+        known = cache.get(obligation, seconds, core=core)
         if known is None:
             asked.append(obligation)
             continue
         done += 1
         yield Verdict(obligation, known, cached=True)
     fresh = []
-    for obligation, answer in zip(asked, _answers(asked, seconds, jobs or os.cpu_count() or 1), strict=True):
+    for obligation, answer in zip(asked, _answers(asked, partial(solve, seconds=seconds, core=core), jobs), strict=True):
         fresh.append(Verdict(obligation, answer, cached=False))
         done += 1
         if say:
@@ -154,8 +162,8 @@ def prove(
     cache.keep(fresh)
 
 
-def _answers(asked: list[Obligation], seconds: float, jobs: int) -> Iterator[Answer]:
+def _answers(asked: list[Obligation], solver: Callable[[str], Answer], jobs: int) -> Iterator[Answer]:
     if not asked:
         return
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork")) as pool:
-        yield from pool.map(solve, (o.smt for o in asked), [seconds] * len(asked), chunksize=BATCH)
+    with ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=multiprocessing.get_context("fork")) as pool:
+        yield from pool.map(solver, (obligation.smt for obligation in asked), chunksize=BATCH)
