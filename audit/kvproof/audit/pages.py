@@ -56,7 +56,7 @@ def families() -> Iterator[str]:
     rest = sorted((o for o in obligations() if o.family in FAMILIES), key=lambda o: [*FAMILIES].index(o.family))
     for family, members in groupby(rest, lambda o: o.family):
         yield FAMILIES[family]
-        yield from dict.fromkeys(f"- {obligation.sentence}" for obligation in members)
+        yield from dict.fromkeys(f"- {'Possible: ' * (o.expect == 'sat')}{o.sentence}" for o in members)
         yield ""
 
 

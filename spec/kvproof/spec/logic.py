@@ -344,10 +344,11 @@ class Layer(Function[A, V]):
         return self.base[key]
 
     def sink(self) -> None:
-        """What was set here is so in every layer below too, and this layer is transparent again."""
-        below = self.base
+        """What was set in this layer and in those below is so at the bottom, and all of them are transparent again."""
+        layers, below = [self], self.base
         while isinstance(below, Layer):
-            dict.clear(below)
+            layers.append(below)
             below = below.base
-        below.update(self)
-        dict.clear(self)
+        for layer in reversed(layers):
+            below.update(layer)
+            dict.clear(layer)
