@@ -12,18 +12,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
-from inspect import get_annotations
 from itertools import count, permutations
 from pathlib import Path
 from typing import Any
 
-from kvproof.proofs.face import SomeState, World, arguments, parts, taken
+from kvproof.proofs.face import SomeState, World, arguments, parts, sorts_of, taken
+from kvproof.proofs.scope import KINDS, TEXTS, named
 from kvproof.spec.actions import ACTIONS
 from kvproof.spec.clauses import broken
 from kvproof.spec.errors import Refused
-from kvproof.spec.geometry import Geometry
-from kvproof.spec.lineage import UNKNOWN, ZERO, Forest
-from kvproof.spec.state import Holder, Owner, State
+from kvproof.spec.state import Holder, State
 
 GOLDEN = Path(__file__).with_name("counts.json")
 CONTENTS, USES = ("before", "mid", "after"), ("used_before", "last_use")
@@ -38,17 +36,17 @@ Form = tuple[int, tuple[bool, ...], tuple[Cell, ...]]  # steps in flight, who is
 class Scope:
     """How much there is of everything, and one state to work on.
 
-    blocks: beside the null block. groups: 0 is append-only, 1 has states, and both have blocks of two units. units: lengths
-    of the prefixes of the only text. flying: steps in flight at most. opening: actions that are taken first, each with the
-    numbers of its arguments. depth: actions in a row after that; None where all are meant. named: names count.
+    blocks, holders, owners, kinds, texts: see `scope.named`. flying: steps in flight at most. opening: actions that are taken
+    first, each with the numbers of its arguments. depth: actions in a row after that; None where all are meant. named: names
+    count.
     """
 
     blocks: int
     holders: int
-    owners: int = 1
+    owners: str = "r"
     _: KW_ONLY
-    groups: tuple[int, ...] = (1,)
-    units: tuple[int, ...] = (1,)
+    kinds: tuple[str, ...] = ("state",)
+    texts: tuple[str, ...] = ("ab",)
     flying: int = 1
     unordered: bool = False
     opening: tuple[tuple[Any, ...], ...] = ()
@@ -56,21 +54,15 @@ class Scope:
     named: bool = False
 
     def __post_init__(self) -> None:
-        groups, text = Geometry.of(4, (4,), unit=2).groups, Forest().root().extended(range(2 * max(self.units)))
-        keys = [text.prefix(2 * n).key(groups[index]) for index in self.groups for n in self.units]
-        self.things: dict[str, list[Any]] = {
-            "Block": list(range(self.blocks + 1)),
-            "Holder": [Holder(0, ("h", i)) for i in range(self.holders)],
-            "Owner": [Owner("request", i) for i in range(self.owners)],
-            "Key": keys,
-            "Content": [UNKNOWN, ZERO, *(key.content for key in keys)],
-        }
+        objects = named(self.blocks, self.holders, self.owners, self.texts, self.kinds)
+        self.things: dict[str, list[Any]] = {sort: [*members.values()] for sort, members in objects.items()}
         self.number = {thing: i for sort in self.things.values() for i, thing in enumerate(sort)}
         self.state = State(unordered=self.unordered)
         self.clear = [getattr(self.state, name).clear for name in parts()]
         self.filled = cache(self.filling)
         for name, *at in self.opening:
-            ACTIONS[name].apply(self.state, *(self.things.get(s, range(9))[i] for s, i in zip(sorts(name), at, strict=True)))
+            sorts = sorts_of(ACTIONS[name])
+            ACTIONS[name].apply(self.state, *(self.things.get(s, range(9))[i] for s, i in zip(sorts, at, strict=True)))
         self.start = self.form(self.state)
 
     def form(self, state: State) -> Form:
@@ -118,8 +110,8 @@ class Scope:
             found.append((getattr(state, name).__setitem__, block, thing))
         for name, bits in zip(KEYS, cell[0][-len(KEYS) :], strict=True):
             found += [(getattr(state, name).add, key, block) for i, key in keys if bits >> i & 1]
-        for place, (owner, fence, needs, reads, loads, named) in enumerate(cell[1], first):
-            holder = self.things["Holder"][place if named < 0 else named]
+        for place, (owner, fence, needs, reads, loads, own) in enumerate(cell[1], first):
+            holder = self.things["Holder"][place if own < 0 else own]
             found += [(state.holds.add, holder, block), (state.fenced.__setitem__, holder, fence >= 0)]
             found += [(state.fence.__setitem__, holder, fence), *[(state.loading.add, holder, block)] * loads]
             found += [(state.belongs.add, holder, self.things["Owner"][owner])] * (owner >= 0)
@@ -138,7 +130,7 @@ class Scope:
         used = [holder for holder in values["Holder"] if state.holds.of(holder)]
         unused = [holder for holder in values["Holder"] if not state.holds.of(holder)]
         values["Holder"] = used if name == "hand_over" else used + (unused if self.named else unused[:1])
-        domains = [values[sort] for sort in sorts(name)]
+        domains = [values[sort] for sort in sorts_of(ACTIONS[name])]
         if not all(domains):
             return
         at = [0] * len(domains)
@@ -178,12 +170,6 @@ def unnamed(form: Form) -> Form:
 @cache
 def _unnamed(cell: Cell, order: tuple[int, ...]) -> Cell:
     return cell[0], tuple(sorted((row[0] if row[0] < 0 else order.index(row[0]), *row[1:-1], -1) for row in cell[1]))
-
-
-@cache
-def sorts(name: str) -> tuple[str, ...]:
-    """The sort of each parameter of an action."""
-    return tuple(get_annotations(ACTIONS[name].apply)[parameter] for parameter in ACTIONS[name].parameters)
 
 
 @cache
@@ -238,16 +224,17 @@ COPY = (  # a keyed block of an issued step and a fresh one, both pinned: endpoi
     *(("start", 0), ("acquire", 0, 1, 0), ("stage_write", 0, 1, 2, 0), ("publish", 1, 0), ("issue",)),
     *(("acquire", 1, 2, 0), ("pin", 2, 2, 2), ("pin", 3, 1, 2)),
 )
+ALL: dict[str, Any] = {"kinds": KINDS, "texts": TEXTS}
 SCOPES: dict[str, dict[str, Any]] = {
     "one holder": {"blocks": 1, "holders": 1},
-    "all kinds": {"blocks": 2, "holders": 4, "owners": 2, "groups": (0, 1), "units": (1, 2), "flying": 2, "depth": 5},
-    "copies": {"blocks": 2, "holders": 5, "groups": (0, 1), "units": (1, 2), "flying": 2, "opening": COPY, "depth": 2},
+    "all kinds": {"blocks": 2, "holders": 4, "owners": "rs", **ALL, "flying": 2, "depth": 5},
+    "copies": {"blocks": 2, "holders": 5, **ALL, "flying": 2, "opening": COPY, "depth": 2},
 }
 LONG: dict[str, dict[str, Any]] = {
-    "two keys": {"blocks": 1, "holders": 1, "groups": (0,), "units": (1, 2)},
+    "two keys": {"blocks": 1, "holders": 1, "kinds": ("rows",), "texts": TEXTS},
     "two holders": {"blocks": 1, "holders": 2},
-    "two owners": {"blocks": 1, "holders": 1, "owners": 2, "flying": 2},
-    "three blocks": {"blocks": 3, "holders": 5, "owners": 2, "groups": (0, 1), "units": (1, 2), "flying": 2, "depth": 5},
+    "two owners": {"blocks": 1, "holders": 1, "owners": "rs", "flying": 2},
+    "three blocks": {"blocks": 3, "holders": 5, "owners": "rs", **ALL, "flying": 2, "depth": 5},
     "copies of states": {"blocks": 2, "holders": 5, "flying": 2, "opening": COPY, "depth": 4},
 }
 

@@ -22,8 +22,8 @@ from types import ModuleType
 
 import z3
 
-from kvproof.proofs.face import Expr, SomeState, World, arguments, empty, taken, truth
-from kvproof.proofs.obligations import clauses_of
+from kvproof.proofs.face import Expr
+from kvproof.proofs.obligations import Kernel
 from kvproof.proofs.runner import SolverUnknown
 from kvproof.proofs.runs import Run, replay, shortest
 from kvproof.proofs.scope import Rules, Scope
@@ -109,30 +109,25 @@ def touched(mutant: Mutant) -> list[str]:
 @cache
 def failures(mutant: Mutant) -> tuple[Failure, ...]:
     """The obligations that do not hold any more. Raises SolverUnknown where the solver does not know."""
-    rules, promises = mutated(mutant)
-    world = World()
-    axioms = [*world.axioms().values()]
-    failed = [(START, clause) for clause in _refuted(axioms, clauses_of(world, empty(world), promises))]
-    before = clauses_of(world, SomeState(world), promises)
+    kernel = Kernel(*mutated(mutant))
+    failed = [(START, clause) for clause in _refuted(kernel.axioms, kernel.start)]
     for name in touched(mutant):
-        state = SomeState(world)
-        guards = taken(world, rules[name], state, arguments(world, rules[name]))
-        premises = [*axioms, *before.values(), *guards.values()]
-        failed += [(name, clause) for clause in _refuted(premises, clauses_of(world, state, promises))]
+        guards, goals = kernel.after(name)
+        failed += [(name, clause) for clause in _refuted(kernel.known | guards, goals)]
     return tuple(failed)
 
 
-def _refuted(premises: list[Expr], goals: Mapping[str, Expr]) -> Iterator[str]:
+def _refuted(premises: Mapping[str, Expr], goals: Mapping[str, Expr]) -> Iterator[str]:
     """The goals that the premises do not imply, or NEVER where the premises contradict each other."""
     solver = z3.Solver()
     solver.set("timeout", 20_000)
-    solver.add(*map(truth, premises))
+    solver.add(*premises.values())
     if solver.check() == z3.unsat:
         yield NEVER
         return
     for name, goal in goals.items():
         solver.push()
-        solver.add(z3.Not(truth(goal)))
+        solver.add(z3.Not(goal))
         answer = solver.check()
         solver.pop()
         if answer == z3.unknown:

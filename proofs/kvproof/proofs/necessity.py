@@ -14,8 +14,7 @@ from pathlib import Path
 import z3
 
 from kvproof.proofs import witness
-from kvproof.proofs.face import SomeState, World, arguments, taken, truth
-from kvproof.proofs.obligations import clauses_of
+from kvproof.proofs.obligations import Kernel
 from kvproof.proofs.runs import STORE, Run, Search, load, replay, save, shortest
 from kvproof.proofs.scope import Guard, Rules, Scope
 from kvproof.spec.actions import ACTIONS, DEVICE_ORDER, Action
@@ -34,18 +33,15 @@ def unmissed(
 ) -> dict[Guard, bool]:
     """The guards without which their action keeps every clause all the same, proved without bounds; and of each whether the
     other guards and the clauses imply it. One that z3 does not know about is not among them."""
-    world, found = World(), {}
-    before = [*world.axioms().values(), *clauses_of(world, SomeState(world), clauses).values()]
-    for action in actions.values():
-        state = SomeState(world)
-        asked = taken(world, action, state, arguments(world, action))
-        kept = z3.And([truth(goal) for goal in clauses_of(world, state, clauses).values()])
+    kernel, found = Kernel(actions, clauses), {}
+    for name in actions:
+        asked, kept = kernel.after(name)
         for guard in asked:
             solver = z3.Solver()
             solver.set("timeout", round(1000 * seconds))
-            solver.add(*before, *(truth(term) for name, term in asked.items() if name != guard))
-            if solver.check(z3.Not(kept)) == z3.unsat:
-                found[action.name, guard] = solver.check(z3.Not(truth(asked[guard]))) == z3.unsat
+            solver.add(*kernel.known.values(), *(term for other, term in asked.items() if other != guard))
+            if solver.check(z3.Not(z3.And([*kept.values()]))) == z3.unsat:
+                found[name, guard] = solver.check(z3.Not(asked[guard])) == z3.unsat
     return found
 
 

@@ -80,7 +80,7 @@ def clauses_of(world: World, state: State, clauses: Mapping[str, Clause]) -> dic
         return {
             name: truth(entry.holds(state))
             if entry.row == "clock"
-            else world.every(entry.row.capitalize(), lambda row, entry=entry: entry.holds(state, row))  # type: ignore[misc]
+            else world.every(entry.row.capitalize(), lambda row, entry=entry: entry.holds(state, row))
             for name, entry in clauses.items()
         }
 
@@ -90,22 +90,34 @@ def declared(world: World) -> str:
     return "\n".join([*sorts, *(declaration.sexpr() for declaration in world.declarations.values())])
 
 
-def induction(actions: Mapping[str, Action] = ACTIONS, clauses: Mapping[str, Clause] = CLAUSES) -> Iterator[Obligation]:
+class Kernel:
+    """Rules on terms. axioms; start: each clause of the first state; known: the axioms, and each clause of any state."""
+
+    def __init__(self, actions: Mapping[str, Action], clauses: Mapping[str, Clause]) -> None:
+        self.world, self.actions, self.clauses = World(), actions, clauses
+        self.start = clauses_of(self.world, empty(self.world), clauses)
+        self.axioms = self.world.axioms()
+        self.known = self.axioms | clauses_of(self.world, SomeState(self.world), clauses)
+        self._bound, self._declarations = self.world.bound, dict(self.world.declarations)
+
+    def after(self, name: str) -> tuple[dict[str, Expr], dict[str, Expr]]:
+        """The guards of an action in any state, and each clause of the state after it; nothing else is declared then."""
+        self.world.bound, self.world.declarations = self._bound, dict(self._declarations)
+        state, action = SomeState(self.world), self.actions[name]
+        guards = taken(self.world, action, state, arguments(self.world, action))
+        return guards, clauses_of(self.world, state, self.clauses)
+
+
+def induction() -> Iterator[Obligation]:
     """Every clause holds at the start, and every action preserves every clause: for any number of blocks, holders, owners,
     keys, contents and steps."""
-    world = World()
-    start = clauses_of(world, empty(world), clauses)
-    axioms = world.axioms()
-    for name, goal in start.items():
-        yield theorem("start", (name,), f"At the start, {name}.", axioms, goal, declared(world))
-    before = clauses_of(world, SomeState(world), clauses)
-    assumed = asserted({**axioms, **before})
-    bound, known = world.bound, dict(world.declarations)
-    for action in actions.values():
-        world.bound, world.declarations = bound, dict(known)
-        state = SomeState(world)
-        guards = taken(world, action, state, arguments(world, action))
-        premises, declarations = "\n".join([assumed, asserted(guards)]), declared(world)
-        for name, goal in clauses_of(world, state, clauses).items():
-            sentence = f"After `{action.name}`, {name}."
-            yield theorem("induction", (action.name, name), sentence, premises, goal, declarations)
+    kernel = Kernel(ACTIONS, CLAUSES)
+    known = asserted(kernel.known)
+    for clause, goal in kernel.start.items():
+        yield theorem("start", (clause,), f"At the start, {clause}.", kernel.axioms, goal, declared(kernel.world))
+    for action in ACTIONS:
+        guards, goals = kernel.after(action)
+        premises, declarations = "\n".join([known, asserted(guards)]), declared(kernel.world)
+        for clause, goal in goals.items():
+            sentence = f"After `{action}`, {clause}."
+            yield theorem("induction", (action, clause), sentence, premises, goal, declarations)

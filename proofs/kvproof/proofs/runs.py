@@ -22,8 +22,8 @@ import z3
 import kvproof.spec.actions as actions_module
 import kvproof.spec.clauses as clauses_module
 import kvproof.spec.state as state_module
-from kvproof.proofs.face import Expr
-from kvproof.proofs.scope import Guard, Rules, named, sorts_of
+from kvproof.proofs.face import Expr, sorts_of
+from kvproof.proofs.scope import Guard, Rules, named
 from kvproof.spec.actions import ACTIONS, Action
 from kvproof.spec.clauses import CLAUSES, Clause
 from kvproof.spec.state import State

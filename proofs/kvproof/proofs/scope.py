@@ -6,42 +6,40 @@ assume of contents and keys is here a table, made by asking the objects themselv
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from itertools import product
 from typing import Any
 
 import z3
 
-from kvproof.proofs.face import Expr, SomeState, World, arguments, empty, parts, taken, truth
+from kvproof.proofs.face import Expr, SomeState, World, arguments, empty, parts, sorts_of, taken, truth
 from kvproof.proofs.obligations import clauses_of
 from kvproof.spec.actions import Action
 from kvproof.spec.clauses import Clause
 from kvproof.spec.geometry import Geometry
-from kvproof.spec.lineage import UNKNOWN, ZERO, Content, Forest, Key
+from kvproof.spec.lineage import UNKNOWN, ZERO, Forest
 from kvproof.spec.state import Holder, Owner
 
 Guard = tuple[str, str]  # an action and the name of one of its guards
 
 
+KINDS, TEXTS = ("rows", "state"), ("ab", "abcd")
+
+
 def named(
-    blocks: int = 2, holders: int = 5, owners: str = "rs", texts: Iterable[str] = ("ab", "abcd")
+    blocks: int = 2, holders: int = 5, owners: str = "rs", texts: Iterable[str] = TEXTS, kinds: Iterable[str] = KINDS
 ) -> dict[str, dict[str, Any]]:
     """The objects of a scope by sort and name: so many blocks beside the null block, so many holders, an owner per letter, a
-    key per text and kind of group, a content that answers each key, and the contents that answer none."""
-    root = Forest().root()
-    keys: dict[str, Key] = {}
-    contents: dict[str, Content] = {"unknown": UNKNOWN, "zero": ZERO}
-    for kind, group in zip(("rows", "state"), Geometry.of(4, (4,), unit=2).groups, strict=True):
-        for text in texts:
-            key = keys[f"{kind} {text}"] = root.extended(map(ord, text)).key(group)
-            contents[f"{kind} {text}"] = key.content
+    key per kind of group and text, a content that answers each key, and the contents that answer none. Units have two
+    letters, blocks of both kinds two units."""
+    root, groups = Forest().root(), dict(zip(KINDS, Geometry.of(4, (4,), unit=2).groups, strict=True))
+    keys = {f"{kind} {text}": root.extended(map(ord, text)).key(groups[kind]) for kind in kinds for text in texts}
     return {
         "Block": {f"{i}": i for i in range(blocks + 1)},
         "Holder": {f"h{i + 1}": Holder(0, (f"h{i + 1}",)) for i in range(holders)},
         "Owner": {name: Owner("request", name) for name in owners},
         "Key": dict(keys),
-        "Content": dict(contents),
+        "Content": {"unknown": UNKNOWN, "zero": ZERO} | {name: key.content for name, key in keys.items()},
     }
 
 
@@ -109,12 +107,6 @@ class Scope(World):
                 else:
                     found += [fn(*row) for fn in ((part.fn, part.own) if kind == "Layer" else (part.fn,))]
         return found
-
-
-def sorts_of(action: Action) -> list[str]:
-    """The sort of each parameter."""
-    hints = inspect.get_annotations(action.apply)
-    return [str(hints[name]) for name in action.parameters]
 
 
 class Rules:
