@@ -64,7 +64,7 @@ def test_changed_rules_are_searched_and_taken_like_the_real_ones() -> None:
 
 
 def test_runs_are_kept_in_plain_words(tmp_path: Path) -> None:
-    runs: Runs = {"guards": {" / ".join(GUARD): RUN}, "actions": {}, "clauses": {}}
+    runs: Runs = {"guards": {" / ".join(GUARD): RUN}, "actions": {}, "clauses": {}, "mutants": {}}
     save(runs, tmp_path / "runs.json")
     assert '"acquire: holder h1, block 1, owner r"' in (tmp_path / "runs.json").read_text()
     assert load(tmp_path / "runs.json") == (runs, True)
@@ -74,6 +74,9 @@ def test_runs_of_other_rules_are_told_apart(tmp_path: Path) -> None:
     path = tmp_path / "runs.json"
     save({"guards": {" / ".join(GUARD): RUN}}, path)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"rules": "other"}))
-    assert load(path)[1] is False
-    assert load(tmp_path / "none.json") == ({"guards": {}, "actions": {}, "clauses": {}}, False)
+    runs, fresh = load(path)
+    assert fresh is False
+    save(runs, path, fresh=fresh)
+    assert load(path) == (runs, False)
+    assert load(tmp_path / "none.json") == ({"guards": {}, "actions": {}, "clauses": {}, "mutants": {}}, False)
     assert len(digest()) == 64

@@ -11,11 +11,10 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import json
 import linecache
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -25,8 +24,8 @@ import z3
 from kvproof.proofs.face import Expr
 from kvproof.proofs.obligations import Kernel
 from kvproof.proofs.runner import SolverUnknown
-from kvproof.proofs.runs import Run, replay, shortest
-from kvproof.proofs.scope import Rules, Scope
+from kvproof.proofs.runs import Run, judged, load, save, shortest
+from kvproof.proofs.scope import Guard, Rules, Scope
 from kvproof.spec import actions, clauses
 from kvproof.spec.actions import Action
 from kvproof.spec.clauses import Clause
@@ -35,7 +34,6 @@ from kvproof.spec.errors import KvproofError
 START, NEVER = "the start", "can never happen"
 Failure = tuple[str, str]  # an action, or START; the clause that it breaks, or NEVER
 
-STORED = Path(__file__).with_suffix(".json")
 PATCHES = Path(__file__).with_suffix(".txt").read_text()
 
 PATCH = re.compile(
@@ -59,6 +57,12 @@ class Mutant:
     museum: str | None = None
     unless: str | None = None
     survives: str | None = None
+
+    @property
+    def unseen(self) -> Guard | None:
+        """The guard of `unless`, with its action."""
+        action, _, guard = (self.unless or "").partition(" / ")
+        return (action, guard) if guard else None
 
 
 MUTANTS: dict[str, Mutant] = {match["name"]: Mutant(**match.groupdict()) for match in PATCH.finditer(PATCHES)}
@@ -146,30 +150,18 @@ def search(mutant: Mutant, seconds: float = 600) -> Run | None:
     formulas = Rules(Scope(), {name: action for name, action in rules.items() if name != "spoil"}, promises)
     whole = z3.Not(z3.substitute(formulas.broken, *zip(formulas.after, formulas.before, strict=True)))
     goal = z3.And(whole, formulas.broken, formulas.legal())
-    dropped = tuple(mutant.unless.split(" / ")) if mutant.unless else None
-    return shortest(formulas, goal, 12, seconds, dropped)[0]  # type: ignore[arg-type]
+    return shortest(formulas, goal, 12, seconds, mutant.unseen)[0]
 
 
 def stands(mutant: Mutant, run: Run) -> bool:
     """Whether the last step of the run, and no other, breaks a clause of the mutant on the concrete face."""
-    *moments, last = replay(run, *mutated(mutant))
-    allowed = {(mutant.unless or "").partition(" / ")[2]}
-    return bool(last.broken) and not last.refused and all(not m.broken and allowed.issuperset(m.refused) for m in moments)
-
-
-@cache
-def stored() -> dict[str, Run]:
-    """The runs that were found before, by name of the mutant."""
-    found = json.loads(STORED.read_text()) if STORED.exists() else {}
-    return {
-        name: Run(tuple((action, tuple(values)) for action, *values in steps), unordered)
-        for name, (unordered, steps) in found.items()
-    }
+    moments, wrong = judged(replace(run, dropped=mutant.unseen), *mutated(mutant))
+    return not wrong and bool(moments[-1].broken) and not moments[-1].refused
 
 
 def run_of(mutant: Mutant, seconds: float = 20.0) -> Run | None:
     """The run that was found before, or else what so many seconds find; none where nothing breaks."""
-    return stored().get(mutant.name) or (search(mutant, seconds) if breaks(mutant) else None)
+    return load()[0]["mutants"].get(mutant.name) or (search(mutant, seconds) if breaks(mutant) else None)
 
 
 def breaks(mutant: Mutant) -> set[str]:
@@ -179,9 +171,8 @@ def breaks(mutant: Mutant) -> set[str]:
 
 def refresh() -> list[str]:
     """Searches the runs that are missing or do not stand any more, and stores all. Returns the mutants that lack one."""
-    runs = {name: stored().get(name) for name, mutant in MUTANTS.items() if breaks(mutant)}
-    runs = {name: run if run and stands(MUTANTS[name], run) else search(MUTANTS[name]) for name, run in runs.items()}
-    rows = [f'"{name}": {json.dumps([run.unordered, [[a, *v] for a, v in run.steps]])}' for name, run in runs.items() if run]
-    STORED.write_text("{\n" + ",\n".join(rows) + "\n}\n")
-    stored.cache_clear()
-    return [name for name, run in runs.items() if run is None]
+    runs, fresh = load()
+    kept = {name: runs["mutants"].get(name) for name, mutant in MUTANTS.items() if breaks(mutant)}
+    found = {name: run if run and stands(MUTANTS[name], run) else search(MUTANTS[name]) for name, run in kept.items()}
+    save(runs | {"mutants": {name: run for name, run in found.items() if run}}, fresh=fresh)
+    return [name for name, run in found.items() if run is None]

@@ -15,7 +15,7 @@ import z3
 
 from kvproof.proofs import witness
 from kvproof.proofs.obligations import Kernel
-from kvproof.proofs.runs import STORE, Run, Search, load, replay, save, shortest
+from kvproof.proofs.runs import STORE, Run, Search, judged, load, save
 from kvproof.proofs.scope import Guard, Rules, Scope
 from kvproof.spec.actions import ACTIONS, DEVICE_ORDER, Action
 from kvproof.spec.clauses import CLAUSES, Clause
@@ -55,10 +55,10 @@ def search(
     say: Say = lambda line: None,
 ) -> Iterator[tuple[Guard, Run | int]]:
     """A shortest run for each guard; or, where there is none or time is up, how many actions a run has at least to have, less
-    one. First where only the last action violates the guard and outside writers leave nothing known; then with any content;
-    then with the guard not asked at all. Raises RuntimeError where a clause breaks with all guards in place."""
+    one. Only the last action violates the guard. First where outside writers leave nothing known, then with any content.
+    Raises RuntimeError where a clause breaks with all guards in place."""
     rules, end = Rules(Scope(), actions, clauses), time.monotonic() + seconds
-    left, bounds = list(wanted), dict.fromkeys(wanted, depth)
+    left = list(wanted)
     for within, deepest in ((rules.tidy, min(depth, TIDY)), (z3.BoolVal(True), depth)):
         goals = {("", ""): z3.And(rules.broken, rules.legal())}
         for action, guard in left:
@@ -73,28 +73,16 @@ def search(
             yield found, replace(run, dropped=found)
             if not left:
                 return
-        bounds |= {dropped: min(bounds[dropped], looking.depth) for dropped in left}
         say(f"{len(left)} guards without a run of up to {looking.depth} actions {looking.gave_up}")
-    for dropped in left:
-        alone, looked = shortest(rules, rules.broken, depth, end - time.monotonic(), dropped)
-        yield dropped, alone or min(bounds[dropped], looked.depth)
+    yield from ((dropped, looking.depth) for dropped in left)
 
 
 def faults(run: Run, actions: Mapping[str, Action] = ACTIONS, clauses: Mapping[str, Clause] = CLAUSES) -> list[str]:
     """What is wrong with a run that is to show that its dropped guard is necessary; taken on the concrete state."""
-    try:
-        moments = replay(run, actions, clauses)
-    except (KeyError, ValueError, TypeError) as error:
-        return [f"it cannot be taken: {error!r}"]
-    found = []
-    for i, ((name, _), moment) in enumerate(zip(run.steps, moments, strict=True), 1):
-        if any((name, guard) != run.dropped for guard in moment.refused):
-            found.append(f"action {i} is refused: {', '.join(moment.refused)}")
-        if moment.broken and i < len(moments):
-            found.append(f"action {i} breaks a clause before the last: {moment.broken[0][0]}")
-    if not moments or not moments[-1].broken:
+    moments, found = judged(run, actions, clauses)
+    if not any(last.broken for last in moments[-1:]):
         found.append("no clause breaks")
-    if not moments or not moments[-1].refused:
+    if not any(last.refused for last in moments[-1:]):
         found.append("the last action does not violate the guard")
     return found
 
@@ -116,6 +104,6 @@ def refresh(path: Path = STORE, *, depth: int = 10, seconds: float = 600.0, say:
                 kept[name] = replace(kept[name], bound=min(found, len(kept[name].steps) - 1))
     finally:
         witnesses = witness.refreshed(runs, fresh)
-        save({"guards": kept, **witnesses}, path)
+        save(runs | witnesses | {"guards": kept}, path)
     lacking = [" / ".join(guard) for guard in guards() if guard[1] not in DEVICE_ORDER and " / ".join(guard) not in kept]
     return lacking + [f"no witness: {name}" for name in witness.lacking(witnesses)]

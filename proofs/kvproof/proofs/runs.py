@@ -130,7 +130,8 @@ def shortest(rules: Rules, goal: Expr, depth: int, seconds: float, dropped: Guar
 # --------------------------------------------------------------------------------------------------- runs that are kept
 
 STORE = Path(__file__).with_name("runs.json")
-Runs = dict[str, dict[str, Run]]  # by family ("guards", "actions", "clauses") and name
+FAMILIES = ("guards", "actions", "clauses", "mutants")
+Runs = dict[str, dict[str, Run]]  # by family and name
 
 
 def digest() -> str:
@@ -144,15 +145,15 @@ def digest() -> str:
     return hashlib.sha256("".join([str(scope), *map(ast.dump, trees)]).encode()).hexdigest()
 
 
-def load(path: Path = STORE, actions: Mapping[str, Action] = ACTIONS) -> tuple[Runs, bool]:
+def load(path: Path = STORE) -> tuple[Runs, bool]:
     """The runs of a file that the actions can read, and whether they were found under the rules as they stand."""
     text = json.loads(path.read_text()) if path.exists() else {}
-    found: Runs = {family: {} for family in ("guards", "actions", "clauses")}
+    found: Runs = {family: {} for family in FAMILIES}
     for family, name, entry in ((f, n, e) for f in found for n, e in text.get(f, {}).items()):
         steps = []
         for action, _, told in (step.partition(": ") for step in entry["steps"]):
             parts = [part.split(" ", 1) for part in told.split(", ") if part]
-            if action not in actions or tuple(part[0] for part in parts) != actions[action].parameters:
+            if action not in ACTIONS or tuple(part[0] for part in parts) != ACTIONS[action].parameters:
                 break  # of other rules
             steps.append((action, tuple(part[1] for part in parts)))
         else:
@@ -161,12 +162,13 @@ def load(path: Path = STORE, actions: Mapping[str, Action] = ACTIONS) -> tuple[R
     return found, text.get("rules") == digest()
 
 
-def save(runs: Runs, path: Path = STORE, actions: Mapping[str, Action] = ACTIONS) -> None:
-    text: dict[str, Any] = {"rules": digest()}
+def save(runs: Runs, path: Path = STORE, *, fresh: bool = True) -> None:
+    """fresh: all but the mutants were found under the rules as they stand."""
+    text: dict[str, Any] = {"rules": digest() if fresh else ""}
     for family, entries in runs.items():
         text[family] = {}
         for name, run in sorted(entries.items()):
-            steps = [f"{action}: {said(actions[action], values)}".removesuffix(": ") for action, values in run.steps]
+            steps = [f"{action}: {said(ACTIONS[action], values)}".removesuffix(": ") for action, values in run.steps]
             text[family][name] = {"unordered": run.unordered, "bound": run.bound, "steps": steps}
     path.write_text(json.dumps(text, indent=1) + "\n")
 
@@ -223,3 +225,21 @@ def replay(
         moments.append(Moment(tuple(dict.fromkeys(state.refusals)), tuple(broken)))
         see(state)
     return moments
+
+
+def judged(
+    run: Run, actions: Mapping[str, Action] = ACTIONS, clauses: Mapping[str, Clause] = CLAUSES
+) -> tuple[list[Moment], list[str]]:
+    """The moments of a run and what is wrong with it, whatever it is to show: that it cannot be taken, that an action fails a
+    guard which is not the dropped one, that a clause breaks before the last action."""
+    try:
+        moments = replay(run, actions, clauses)
+    except (KeyError, ValueError, TypeError) as error:
+        return [], [f"it cannot be taken: {error!r}"]
+    found = []
+    for i, ((name, _), moment) in enumerate(zip(run.steps, moments, strict=True), 1):
+        if any((name, guard) != run.dropped for guard in moment.refused):
+            found.append(f"action {i} is refused: {', '.join(moment.refused)}")
+        if moment.broken and i < len(moments):
+            found.append(f"action {i} breaks a clause before the last: {moment.broken[0][0]}")
+    return moments, found

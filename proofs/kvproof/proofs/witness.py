@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import z3
 
-from kvproof.proofs.runs import Run, Runs, Search, replay
+from kvproof.proofs.runs import Run, Runs, Search, judged
 from kvproof.proofs.scope import Rules, Scope
 from kvproof.spec.actions import ACTIONS, Action
 from kvproof.spec.clauses import CLAUSES, Clause
@@ -92,12 +92,9 @@ def faults(
     premises: Mapping[str, Premise] = PREMISES,
 ) -> list[str]:
     """What is wrong with a run that is to show that an action can happen, or a premise hold; taken on the concrete state."""
-    try:
-        moments, denials = (replay(run, actions, its) for its in (clauses, denied(clauses, premises)))
-    except (KeyError, ValueError, TypeError) as error:
-        return [f"it cannot be taken: {error!r}"]
-    found = [f"action {i} is refused: {moment.refused[0]}" for i, moment in enumerate(moments, 1) if moment.refused]
-    found += [f"action {i} breaks a clause: {moment.broken[0][0]}" for i, moment in enumerate(moments, 1) if moment.broken]
+    moments, found = judged(run, actions, clauses)
+    denials, _ = judged(run, actions, denied(clauses, premises))
+    found += [f"the last action breaks a clause: {last.broken[0][0]}" for last in moments[-1:] if last.broken]
     if family == "actions" and [step for step, _ in run.steps][-1:] != [name]:
         found.append(f"the last action is not {name}")
     if family == "clauses" and not any(broken == name for denial in denials[-1:] for broken, _ in denial.broken):
