@@ -124,9 +124,10 @@ class Sizes:
         self.definitions: dict[str, list[str]] = {}
         self.meanings: dict[str, str] = {}  # of products and quotients; for witnesses
         self.premises: dict[str, Expr] = {}
+        self.promises: list[Obligation] = []
         self.products: dict[Expr, dict[Expr, Expr]] = {}  # by divisor and quotient
         self.factors: dict[Expr, list[tuple[Expr, Expr]]] = {}
-        self.solver, self.levels = z3.SimpleSolver(), list[tuple[int, bool]]()
+        self.solver = z3.SimpleSolver()
         self.script, self.trail, self.dropped = Trail(), Trail(), list[Expr]()
         self.births: Iterator[str] | None = None
         self.runs = count()
@@ -171,7 +172,7 @@ class Sizes:
         if x not in others:
             made = others[x] = self.times(x, d)
             self.factors[made] = [(x, d)]
-            self.always(z3.Implies(z3.And(d >= 1, x >= 1), made >= d))
+            self.solver.add(z3.Implies(z3.And(d >= 1, x >= 1), made >= d))
             for first, second in self.factors.get(d, []):  # a multiple of a product is one of its right factor
                 same = self.product(self.times(x, first), second)
                 self.definitions[made.sexpr()].append(f"(= {made.sexpr()} {same.sexpr()})")
@@ -186,7 +187,7 @@ class Sizes:
         made = self.named("ceiling", CEILING(x, d)) if up else self.named("floor", FLOOR(x, d))
         least = self.product(made, d) - d + 1 if up else self.product(made, d)
         self.definitions[made.sexpr()].append(f"(within {least.sexpr()} {x.sexpr()} {d.sexpr()})")
-        self.always(z3.Implies(d >= 1, z3.And(least <= x, x < least + d)))
+        self.solver.add(z3.Implies(d >= 1, z3.And(least <= x, x < least + d)))
         return -made if up else made
 
     def multiple(self, first: Any, *others: Any) -> Any:
@@ -212,24 +213,11 @@ class Sizes:
 
     # ------------------------------------------------------------------------------------------------------------------ runs
 
-    def always(self, fact: Expr) -> None:
-        self.solver.pop(len(self.levels))
-        self.levels = []
-        self.solver.add(fact)
-
     def possible(self, truth: Symbol, answer: bool) -> bool:
         """Whether the path may go on so. Most facts of products are left out: a path too many does no harm, and of one that is
         not followed the result is any (`_explored`)."""
-        asked = [*((symbol.term, given) for symbol, given, _ in self.trail), (truth.term, answer)]
-        path = [(term.get_id(), given) for term, given in asked]
-        shared = min(len(self.levels), len(path))
-        same = next((at for at in range(shared) if self.levels[at] != path[at]), shared)
-        self.solver.pop(len(self.levels) - same)
-        for term, given in asked[same:]:
-            self.solver.push()
-            self.solver.add(term if given else z3.Not(term))
-        self.levels = path
-        return bool(self.solver.check() != z3.unsat)
+        path = [*self.trail, (truth, answer, False)]
+        return bool(self.solver.check(*(asked.term if given else z3.Not(asked.term) for asked, given, _ in path)) != z3.unsat)
 
     def decided(self, truth: Symbol) -> bool:
         if z3.is_true(truth.term) or z3.is_false(truth.term):
@@ -323,11 +311,19 @@ class Sizes:
 
     def assume(self, name: str, run: Callable[[], Any]) -> None:
         self.premises[name] = self.merged(run).term
-        self.always(self.premises[name])
+        self.solver.add(self.premises[name])
 
-    def promise(
-        self, name: str, sentence: str, then: Callable[[], Any], given: Callable[[], Any] = lambda: True
-    ) -> Iterator[Obligation]:
+    def promise(self, given: Callable[[], Any] = lambda: True, kind: str = "") -> Callable[[Callable[[], Any]], None]:
+        """Makes a function without parameters a promise: a name, of `kind` if there are several; a sentence; what is true."""
+
+        def promised(then: Callable[[], Any]) -> None:
+            name = ", ".join([then.__name__.replace("_", " "), kind] if kind else [then.__name__.replace("_", " ")])
+            sentence = " ".join((then.__doc__ or "").split()).format(kind=kind)
+            self.promises += self.obliged(name, sentence, then, given)
+
+        return promised
+
+    def obliged(self, name: str, sentence: str, then: Callable[[], Any], given: Callable[[], Any]) -> list[Obligation]:
         """That `then` is true wherever `given` is, and that this is somewhere."""
         holds = self.merged(given)
         goal = self.merged(lambda: then() if holds else True).term
@@ -336,12 +332,12 @@ class Sizes:
         for d, products in self.products.items():
             named = [("0", "0")] + [(x.sexpr(), p.sexpr()) for x, p in products.items() if p.sexpr() in used]
             facts += [f"(apart {x} {p} {y} {q} {d.sexpr()})" for (x, p), (y, q) in combinations(named, 2)]
-        yield Obligation("policy", (name,), sentence, script(FACTS, declared, facts, *assumed, z3.Not(goal)))
+        theorem = Obligation("policy", (name,), sentence, script(FACTS, declared, facts, *assumed, z3.Not(goal)))
         used, declared, facts = self.used(*assumed, *map(z3.Int, self.sample))
         facts += [self.meanings[name] for name in self.meanings if name in used]
         facts += [f"(= {symbol} {value})" for symbol, value in self.sample.items() if symbol in used]
         smt = script(MEANINGS + FACTS, declared, facts, *assumed)
-        yield Obligation("witness", ("policy", name), f"There are such cases: {sentence}", smt, "sat")
+        return [theorem, Obligation("witness", ("policy", name), f"There are such cases: {sentence}", smt, "sat")]
 
     def used(self, *terms: Expr) -> tuple[set[str], str, list[str]]:
         """The constants that terms speak of and those that their definitions need; their declarations and definitions."""

@@ -135,27 +135,14 @@ def prove(
     obligations: Iterable[Obligation], *, cache: Cache, seconds: float = TIMEOUT, jobs: int = 0, say: Say | None = None
 ) -> Iterator[Verdict]:
     """The verdict of each obligation, as they come. seconds: for each. jobs: processes, 0 for one per core."""
-    asked: list[Obligation] = []
-    done = 0
-    for obligation in obligations:
-        known = cache.get(obligation, seconds)
-        if known is None:
-            asked.append(obligation)
-            continue
-        done += 1
-        yield Verdict(obligation, known, cached=True)
-    fresh = []
-    for obligation, answer in zip(asked, _answers(asked, seconds, jobs or os.cpu_count() or 1), strict=True):
-        fresh.append(Verdict(obligation, answer, cached=False))
-        done += 1
-        if say:
-            say(done, " ".join(obligation.name))
-        yield fresh[-1]
+    known = [(obligation, cache.get(obligation, seconds)) for obligation in obligations]
+    yield from (Verdict(obligation, answer, cached=True) for obligation, answer in known if answer)
+    asked, fresh = [obligation for obligation, answer in known if not answer], []
+    with ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=multiprocessing.get_context("fork")) as pool:
+        answers = pool.map(solve, (o.smt for o in asked), [seconds] * len(asked), chunksize=BATCH)
+        for obligation, answer in zip(asked, answers, strict=True):
+            fresh.append(Verdict(obligation, answer, cached=False))
+            if say:
+                say(len(known) - len(asked) + len(fresh), " ".join(obligation.name))
+            yield fresh[-1]
     cache.keep(fresh)
-
-
-def _answers(asked: list[Obligation], seconds: float, jobs: int) -> Iterator[Answer]:
-    if not asked:
-        return
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork")) as pool:
-        yield from pool.map(solve, (o.smt for o in asked), [seconds] * len(asked), chunksize=BATCH)
