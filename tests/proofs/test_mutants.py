@@ -71,11 +71,11 @@ def test_what_the_solver_does_not_know_kills_nothing(monkeypatch: pytest.MonkeyP
 
 
 def test_the_rules_themselves_stay_as_they_are() -> None:
-    original, changed = ACTIONS["acquire"], mutated(NULL)[0]["acquire"]
+    original, changed = ACTIONS["acquire"], mutated(NULL).actions["acquire"]
     assert changed.guards == original.guards
     assert changed.apply.__code__.co_code != original.apply.__code__.co_code
     assert isinstance(original, Action)
-    assert mutated(NULL)[1] is CLAUSES
+    assert mutated(NULL).clauses is CLAUSES
 
 
 def test_a_run_is_found_again() -> None:

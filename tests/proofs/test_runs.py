@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from kvproof.proofs.obligations import Tables
 from kvproof.proofs.runs import Run, Runs, digest, load, replay, save, shortest
 from kvproof.proofs.scope import Rules, Scope, named
 from kvproof.spec.actions import ACTIONS, Action
-from kvproof.spec.clauses import CLAUSES
 from kvproof.spec.state import State
 
 GUARD = ("finish", "it holds nothing but fences")
@@ -21,7 +21,7 @@ RUN = Run((("start", ("r",)), ("acquire", ("h1", "1", "r")), ("finish", ("r",)))
 @pytest.fixture(scope="module")
 def rules() -> Rules:
     some = ("start", "finish", "acquire", "release", "stage_zero", "issue", "complete")
-    return Rules(Scope(named(blocks=1, holders=2)), {name: ACTIONS[name] for name in some}, CLAUSES)
+    return Rules(Scope(named(blocks=1, holders=2)), Tables({name: ACTIONS[name] for name in some}))
 
 
 def test_without_a_guard_a_clause_breaks_after_the_fewest_actions(rules: Rules) -> None:
@@ -55,8 +55,8 @@ def test_changed_rules_are_searched_and_taken_like_the_real_ones() -> None:
     def complete(state: State) -> None:
         state.completed = state.completed + 1
 
-    changed = {"issue": ACTIONS["issue"], "complete": Action("complete", complete, ())}
-    rules = Rules(Scope(named(1, 1)), changed, CLAUSES)
+    changed = Tables({"issue": ACTIONS["issue"], "complete": Action("complete", complete, ())})
+    rules = Rules(Scope(named(1, 1)), changed)
     run, _ = shortest(rules, rules.broken, 3, 60.0)
     assert run is not None
     assert run.steps == (("complete", ()),)

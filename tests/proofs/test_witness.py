@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvproof.proofs import witness
+from kvproof.proofs.obligations import Tables
 from kvproof.proofs.runs import Run, load
 from kvproof.spec.actions import ACTIONS
 from kvproof.spec.clauses import CLAUSES
@@ -47,7 +48,7 @@ def test_a_premise_that_cannot_hold_is_reported() -> None:
 
     (name,) = (name for name, clause in CLAUSES.items() if clause.row == "clock")
     actions = {action: ACTIONS[action] for action in ("issue", "complete")}
-    found = dict(witness.search(actions, {name: CLAUSES[name]}, {name: impossible}, depth=4, seconds=60.0))
+    found = dict(witness.search(Tables(actions, {name: CLAUSES[name]}), {name: impossible}, depth=4, seconds=60.0))
     assert found["clauses", name] == 4
     run = RUNS["clauses"][name]
     assert witness.faults("clauses", name, run) == []

@@ -147,7 +147,7 @@ def how_killed(mutant: Mutant) -> list[str]:
     failed, run = [f"{action}: {clause}" for action, clause in failures(mutant)], run_of(mutant)
     if not failed:
         return [f"survives: {mutant.survives}"]
-    return [*failed, "", *render(run, *mutated(mutant))] if run else failed
+    return [*failed, "", *render(run, mutated(mutant))] if run else failed
 
 
 def capital(sentence: str) -> str:

@@ -22,13 +22,11 @@ from types import ModuleType
 import z3
 
 from kvproof.proofs.face import Expr
-from kvproof.proofs.obligations import Kernel
+from kvproof.proofs.obligations import Kernel, Tables
 from kvproof.proofs.runner import SolverUnknown
 from kvproof.proofs.runs import Run, judged, load, save, shortest
 from kvproof.proofs.scope import Guard, Rules, Scope
 from kvproof.spec import actions, clauses
-from kvproof.spec.actions import Action
-from kvproof.spec.clauses import Clause
 from kvproof.spec.errors import KvproofError
 
 START, NEVER = "the start", "can never happen"
@@ -76,7 +74,7 @@ def source_of(module: str) -> tuple[str, dict[str, ast.FunctionDef]]:
 
 
 @cache
-def mutated(mutant: Mutant) -> tuple[Mapping[str, Action], Mapping[str, Clause]]:
+def mutated(mutant: Mutant) -> Tables:
     """The actions and clauses with the mistake in them; the rules themselves stay as they are.
 
     Raises KvproofError where the text to be replaced is not there exactly once.
@@ -93,7 +91,7 @@ def mutated(mutant: Mutant) -> tuple[Mapping[str, Action], Mapping[str, Clause]]
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)  # `Action.guards` reads the source
     exec(compile(text, file, "exec"), vars(module))
     tables = vars(actions) | vars(clauses) | vars(module)
-    return tables["ACTIONS"], tables["CLAUSES"]
+    return Tables(tables["ACTIONS"], tables["CLAUSES"])
 
 
 def touched(mutant: Mutant) -> list[str]:
@@ -113,7 +111,7 @@ def touched(mutant: Mutant) -> list[str]:
 @cache
 def failures(mutant: Mutant) -> tuple[Failure, ...]:
     """The obligations that do not hold any more. Raises SolverUnknown where the solver does not know."""
-    kernel = Kernel(*mutated(mutant))
+    kernel = Kernel(mutated(mutant))
     failed = [(START, clause) for clause in _refuted(kernel.axioms, kernel.start)]
     for name in touched(mutant):
         guards, goals = kernel.after(name)
@@ -147,7 +145,7 @@ def search(mutant: Mutant, seconds: float = 600) -> Run | None:
     """A shortest run of the tiny scope that breaks a clause: within the mutated guards but for the one of `unless`, which
     the steps before the last may fail. No load fails in it, since that would put any bytes anywhere."""
     rules, promises = mutated(mutant)
-    formulas = Rules(Scope(), {name: action for name, action in rules.items() if name != "spoil"}, promises)
+    formulas = Rules(Scope(), Tables({name: rule for name, rule in rules.items() if name != "spoil"}, promises))
     whole = z3.Not(z3.substitute(formulas.broken, *zip(formulas.after, formulas.before, strict=True)))
     goal = z3.And(whole, formulas.broken, formulas.legal())
     return shortest(formulas, goal, 12, seconds, mutant.unseen)[0]
@@ -155,7 +153,7 @@ def search(mutant: Mutant, seconds: float = 600) -> Run | None:
 
 def stands(mutant: Mutant, run: Run) -> bool:
     """Whether the last step of the run, and no other, breaks a clause of the mutant on the concrete face."""
-    moments, wrong = judged(replace(run, dropped=mutant.unseen), *mutated(mutant))
+    moments, wrong = judged(replace(run, dropped=mutant.unseen), mutated(mutant))
     return not wrong and bool(moments[-1].broken) and not moments[-1].refused
 
 

@@ -7,34 +7,31 @@ guard. A guard that no clause misses has no run in any scope; `unmissed` proves 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import z3
 
 from kvproof.proofs import witness
-from kvproof.proofs.obligations import Kernel
+from kvproof.proofs.obligations import RULES, Kernel, Tables
 from kvproof.proofs.runs import STORE, Run, Search, judged, load, save
 from kvproof.proofs.scope import Guard, Rules, Scope
-from kvproof.spec.actions import ACTIONS, DEVICE_ORDER, Action
-from kvproof.spec.clauses import CLAUSES, Clause
+from kvproof.spec.actions import DEVICE_ORDER
 
 Say = Callable[[str], None]
 TIDY = 7  # greatest depth at which runs are looked for that leave no known content where any may be left
 
 
-def guards(actions: Mapping[str, Action] = ACTIONS) -> list[Guard]:
-    return [(name, guard) for name, action in actions.items() for guard in action.guards]
+def guards(rules: Tables = RULES) -> list[Guard]:
+    return [(name, guard) for name, action in rules.actions.items() for guard in action.guards]
 
 
-def unmissed(
-    actions: Mapping[str, Action] = ACTIONS, clauses: Mapping[str, Clause] = CLAUSES, seconds: float = 10.0
-) -> dict[Guard, bool]:
+def unmissed(rules: Tables = RULES, seconds: float = 10.0) -> dict[Guard, bool]:
     """The guards without which their action keeps every clause all the same, proved without bounds; and of each whether the
     other guards and the clauses imply it. One that z3 does not know about is not among them."""
-    kernel, found = Kernel(actions, clauses), {}
-    for name in actions:
+    kernel, found = Kernel(rules), {}
+    for name in rules.actions:
         asked, kept = kernel.after(name)
         for guard in asked:
             solver = z3.Solver()
@@ -46,18 +43,12 @@ def unmissed(
 
 
 def search(
-    wanted: list[Guard],
-    actions: Mapping[str, Action] = ACTIONS,
-    clauses: Mapping[str, Clause] = CLAUSES,
-    *,
-    depth: int = 10,
-    seconds: float = 600.0,
-    say: Say = lambda line: None,
+    wanted: list[Guard], tables: Tables = RULES, *, depth: int = 10, seconds: float = 600.0, say: Say = lambda line: None
 ) -> Iterator[tuple[Guard, Run | int]]:
     """A shortest run for each guard; or, where there is none or time is up, how many actions a run has at least to have, less
     one. Only the last action violates the guard. First where outside writers leave nothing known, then with any content.
     Raises RuntimeError where a clause breaks with all guards in place."""
-    rules, end = Rules(Scope(), actions, clauses), time.monotonic() + seconds
+    rules, end = Rules(Scope(), tables), time.monotonic() + seconds
     left = list(wanted)
     for within, deepest in ((rules.tidy, min(depth, TIDY)), (z3.BoolVal(True), depth)):
         goals = {("", ""): z3.And(rules.broken, rules.legal())}
@@ -77,9 +68,9 @@ def search(
     yield from ((dropped, looking.depth) for dropped in left)
 
 
-def faults(run: Run, actions: Mapping[str, Action] = ACTIONS, clauses: Mapping[str, Clause] = CLAUSES) -> list[str]:
+def faults(run: Run, rules: Tables = RULES) -> list[str]:
     """What is wrong with a run that is to show that its dropped guard is necessary; taken on the concrete state."""
-    moments, found = judged(run, actions, clauses)
+    moments, found = judged(run, rules)
     if not any(last.broken for last in moments[-1:]):
         found.append("no clause breaks")
     if not any(last.refused for last in moments[-1:]):

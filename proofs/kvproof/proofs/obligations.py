@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import z3
 
@@ -90,14 +91,24 @@ def declared(world: World) -> str:
     return "\n".join([*sorts, *(declaration.sexpr() for declaration in world.declarations.values())])
 
 
+class Tables(NamedTuple):
+    """Rules: actions and clauses by name."""
+
+    actions: Mapping[str, Action] = ACTIONS
+    clauses: Mapping[str, Clause] = CLAUSES
+
+
+RULES = Tables()
+
+
 class Kernel:
     """Rules on terms. axioms; start: each clause of the first state; known: the axioms, and each clause of any state."""
 
-    def __init__(self, actions: Mapping[str, Action], clauses: Mapping[str, Clause]) -> None:
-        self.world, self.actions, self.clauses = World(), actions, clauses
-        self.start = clauses_of(self.world, empty(self.world), clauses)
+    def __init__(self, rules: Tables) -> None:
+        self.world, (self.actions, self.clauses) = World(), rules
+        self.start = clauses_of(self.world, empty(self.world), self.clauses)
         self.axioms = self.world.axioms()
-        self.known = self.axioms | clauses_of(self.world, SomeState(self.world), clauses)
+        self.known = self.axioms | clauses_of(self.world, SomeState(self.world), self.clauses)
         self._bound, self._declarations = self.world.bound, dict(self.world.declarations)
 
     def after(self, name: str) -> tuple[dict[str, Expr], dict[str, Expr]]:
@@ -111,7 +122,7 @@ class Kernel:
 def induction() -> Iterator[Obligation]:
     """Every clause holds at the start, and every action preserves every clause: for any number of blocks, holders, owners,
     keys, contents and steps."""
-    kernel = Kernel(ACTIONS, CLAUSES)
+    kernel = Kernel(RULES)
     known = asserted(kernel.known)
     for clause, goal in kernel.start.items():
         yield theorem("start", (clause,), f"At the start, {clause}.", kernel.axioms, goal, declared(kernel.world))

@@ -23,9 +23,9 @@ import kvproof.spec.actions as actions_module
 import kvproof.spec.clauses as clauses_module
 import kvproof.spec.state as state_module
 from kvproof.proofs.face import Expr, sorts_of
+from kvproof.proofs.obligations import RULES, Tables
 from kvproof.proofs.scope import Guard, Rules, named
 from kvproof.spec.actions import ACTIONS, Action
-from kvproof.spec.clauses import CLAUSES, Clause
 from kvproof.spec.state import State
 
 
@@ -194,31 +194,26 @@ def known() -> dict[str, dict[str, Any]]:
     return named(9, 9, "rstuvw", ("ab", "cd", "abcd", "abef"))
 
 
-def named_in(run: Run, sort: str, actions: Mapping[str, Action]) -> list[str]:
-    names = [pair for name, values in run.steps for pair in zip(sorts_of(actions[name]), values, strict=True)]
+def named_in(run: Run, sort: str, rules: Tables) -> list[str]:
+    names = [pair for name, values in run.steps for pair in zip(sorts_of(rules.actions[name]), values, strict=True)]
     return sorted({name for its, name in names if its == sort})
 
 
-def replay(
-    run: Run,
-    actions: Mapping[str, Action] = ACTIONS,
-    clauses: Mapping[str, Clause] = CLAUSES,
-    see: Callable[[State], object] = lambda state: None,
-) -> list[Moment]:
+def replay(run: Run, rules: Tables = RULES, see: Callable[[State], object] = lambda state: None) -> list[Moment]:
     """Takes the actions on the concrete state. One that fails a guard happens all the same: the moment after tells. `see` is
     called with the state after each."""
     objects, state, moments = known(), State(unordered=run.unordered, strict=True), []
-    rows = {sort: {name: objects[sort][name] for name in named_in(run, sort, actions)} for sort in ("Block", "Holder")}
+    rows = {sort: {name: objects[sort][name] for name in named_in(run, sort, rules)} for sort in ("Block", "Holder")}
     rows["Block"]["0"] = state.null
     for name, arguments in run.steps:
         state.refusals = []
-        sorts = sorts_of(actions[name])
+        sorts = sorts_of(rules.actions[name])
         values = [objects[s][a] if s in objects else int(a) for s, a in zip(sorts, arguments, strict=True)]
-        actions[name].apply(state, *values)
+        rules.actions[name].apply(state, *values)
         state.settle()
         broken = [
             (clause.name, f"{clause.row} {row}".rstrip())
-            for clause in clauses.values()
+            for clause in rules.clauses.values()
             for row, *its in ([("",)] if clause.row == "clock" else rows[clause.row.capitalize()].items())
             if clause.holds(state, *its) is not True
         ]
@@ -227,13 +222,11 @@ def replay(
     return moments
 
 
-def judged(
-    run: Run, actions: Mapping[str, Action] = ACTIONS, clauses: Mapping[str, Clause] = CLAUSES
-) -> tuple[list[Moment], list[str]]:
+def judged(run: Run, rules: Tables) -> tuple[list[Moment], list[str]]:
     """The moments of a run and what is wrong with it, whatever it is to show: that it cannot be taken, that an action fails a
     guard which is not the dropped one, that a clause breaks before the last action."""
     try:
-        moments = replay(run, actions, clauses)
+        moments = replay(run, rules)
     except (KeyError, ValueError, TypeError) as error:
         return [], [f"it cannot be taken: {error!r}"]
     found = []

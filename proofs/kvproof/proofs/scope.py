@@ -13,9 +13,7 @@ from typing import Any
 import z3
 
 from kvproof.proofs.face import Expr, SomeState, World, arguments, empty, parts, sorts_of, taken, truth
-from kvproof.proofs.obligations import clauses_of
-from kvproof.spec.actions import Action
-from kvproof.spec.clauses import Clause
+from kvproof.proofs.obligations import Tables, clauses_of
 from kvproof.spec.geometry import Geometry
 from kvproof.spec.lineage import UNKNOWN, ZERO, Forest
 from kvproof.spec.state import Holder, Owner
@@ -63,16 +61,14 @@ class Scope(World):
 
     def table(self, left: str, right: str, holds: Callable[[Any, Any], bool]) -> Callable[..., Expr]:
         lefts, rights = ([*self.objects[sort].values()] for sort in (left, right))
-        cells = {(i, j): z3.BoolVal(holds(lefts[i], rights[j])) for i, j in product(range(len(lefts)), range(len(rights)))}
-        return lambda *values: self._looked_up(cells, (left, right), values)
+        return self.tabled((left, right), lambda i, j: z3.BoolVal(holds(lefts[i], rights[j])))
 
     def function(self, name: str, *sorts: str) -> Callable[..., Expr]:
-        *domain, result = sorts
-        cells = {
-            at: z3.Const(" ".join(map(str, (name, *at))), self.sorts[result])
-            for at in product(*(range(len(self.rows[sort])) for sort in domain))
-        }
-        return lambda *values: self._looked_up(cells, tuple(domain), values)
+        return self.tabled(sorts[:-1], lambda *at: z3.Const(" ".join(map(str, (name, *at))), self.sorts[sorts[-1]]))
+
+    def tabled(self, sorts: tuple[str, ...], cell: Callable[..., Expr]) -> Callable[..., Expr]:
+        cells = {at: cell(*at) for at in product(*(range(len(self.rows[sort])) for sort in sorts))}
+        return lambda *values: self._looked_up(cells, sorts, values)
 
     def _looked_up(self, cells: Mapping[Any, Expr], sorts: tuple[str, ...], values: Any, at: tuple[int, ...] = ()) -> Expr:
         """The cell at the values, which are elements or terms that may be any element."""
@@ -119,8 +115,8 @@ class Rules:
     ask for one of them by name.
     """
 
-    def __init__(self, world: Scope, actions: Mapping[str, Action], clauses: Mapping[str, Clause]) -> None:
-        self.world, self.actions, self.clauses = world, actions, clauses
+    def __init__(self, world: Scope, rules: Tables) -> None:
+        (actions, clauses), self.world, self.actions = rules, world, rules.actions
         before, after, first = SomeState(world), SomeState(world, "'"), empty(world)
         first.issued = first.completed = 0
         self.before, self.after, starts = world.cells(before), world.cells(after), world.cells(first)

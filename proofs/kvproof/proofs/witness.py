@@ -11,10 +11,11 @@ from dataclasses import replace
 
 import z3
 
+from kvproof.proofs.obligations import RULES, Tables
 from kvproof.proofs.runs import Run, Runs, Search, judged
 from kvproof.proofs.scope import Rules, Scope
-from kvproof.spec.actions import ACTIONS, Action
-from kvproof.spec.clauses import CLAUSES, Clause
+from kvproof.spec.actions import ACTIONS
+from kvproof.spec.clauses import CLAUSES
 from kvproof.spec.logic import Term, both, either, negate, none, some
 from kvproof.spec.state import Block, Holder, State
 
@@ -56,26 +57,22 @@ PREMISES: dict[str, Premise] = {
 }
 
 
-def denied(clauses: Mapping[str, Clause], premises: Mapping[str, Premise]) -> dict[str, Clause]:
-    """Per clause one that says the opposite of its premise: it breaks where the premise holds of some row."""
+def denied(rules: Tables, premises: Mapping[str, Premise]) -> Tables:
+    """The rules, but per clause one that says the opposite of its premise: it breaks where the premise holds of some row."""
 
     def deny(premise: Premise) -> Premise:
         return lambda state, *row: negate(premise(state, *row))
 
-    return {name: replace(clause, holds=deny(premises[name])) for name, clause in clauses.items()}
+    clauses = {name: replace(clause, holds=deny(premises[name])) for name, clause in rules.clauses.items()}
+    return Tables(rules.actions, clauses)
 
 
 def search(
-    actions: Mapping[str, Action] = ACTIONS,
-    clauses: Mapping[str, Clause] = CLAUSES,
-    premises: Mapping[str, Premise] = PREMISES,
-    *,
-    depth: int = 8,
-    seconds: float = 300.0,
+    tables: Tables = RULES, premises: Mapping[str, Premise] = PREMISES, *, depth: int = 8, seconds: float = 300.0
 ) -> Iterator[tuple[tuple[str, str], Run | int]]:
     """By family ("actions" or "clauses") and name a shortest run; or where there is none, how many actions it has at least to
     have, less one."""
-    rules = Rules(Scope(), actions, denied(clauses, premises))
+    rules = Rules(Scope(), denied(tables, premises))
     goals = {("actions", name): z3.And(does, rules.changes, rules.legal()) for name, does in rules.does.items()}
     goals |= {("clauses", name): z3.And(z3.Not(denial), rules.legal()) for name, denial in rules.kept.items()}
     looking = Search(rules, goals, within=rules.tidy)
@@ -83,17 +80,10 @@ def search(
     yield from ((name, looking.depth) for name in looking.open)
 
 
-def faults(
-    family: str,
-    name: str,
-    run: Run,
-    actions: Mapping[str, Action] = ACTIONS,
-    clauses: Mapping[str, Clause] = CLAUSES,
-    premises: Mapping[str, Premise] = PREMISES,
-) -> list[str]:
+def faults(family: str, name: str, run: Run, premises: Mapping[str, Premise] = PREMISES) -> list[str]:
     """What is wrong with a run that is to show that an action can happen, or a premise hold; taken on the concrete state."""
-    moments, found = judged(run, actions, clauses)
-    denials, _ = judged(run, actions, denied(clauses, premises))
+    moments, found = judged(run, RULES)
+    denials, _ = judged(run, denied(RULES, premises))
     found += [f"the last action breaks a clause: {last.broken[0][0]}" for last in moments[-1:] if last.broken]
     if family == "actions" and [step for step, _ in run.steps][-1:] != [name]:
         found.append(f"the last action is not {name}")
