@@ -33,7 +33,7 @@ def test_the_number_of_actions_that_each_needs() -> None:
     found = {name: len(run.steps) for name, run in RUNS["actions"].items()}
     assert found == {name: steps for steps, names in STEPS.items() for name in names.split()}
     assert [len(RUNS["clauses"][name].steps) for name in CLAUSES] == PREMISE_STEPS
-    assert all(run.shortest for family in ("actions", "clauses") for run in RUNS[family].values())
+    assert all(run.bound == len(run.steps) - 1 for family in ("actions", "clauses") for run in RUNS[family].values())
 
 
 def test_a_search_finds_them_again() -> None:

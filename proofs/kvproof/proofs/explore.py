@@ -16,7 +16,8 @@ from itertools import count, permutations
 from pathlib import Path
 from typing import Any
 
-from kvproof.proofs.face import SomeState, World, arguments, parts, sorts_of, taken
+from kvproof.proofs.face import parts, sorts_of
+from kvproof.proofs.obligations import RULES, Kernel
 from kvproof.proofs.scope import KINDS, TEXTS, named
 from kvproof.spec.actions import ACTIONS
 from kvproof.spec.clauses import broken
@@ -175,12 +176,11 @@ def _unnamed(cell: Cell, order: tuple[int, ...]) -> Cell:
 @cache
 def spoken() -> dict[str, dict[str, int]]:
     """For each guard of each action the last parameter that it speaks of, -1 of none; read off its term."""
-    found: dict[str, dict[str, int]] = {}
+    kernel, found = Kernel(RULES), dict[str, dict[str, int]]()
     for name, action in ACTIONS.items():
-        symbols = arguments(world := World(), action)
-        guards = taken(world, action, SomeState(world), symbols)
-        texts = {guard: term.sexpr() for guard, term in guards.items()}
-        found[name] = {g: max((i for i, s in enumerate(symbols) if s.sexpr() in text), default=-1) for g, text in texts.items()}
+        numbered = [(i, f"{parameter}?") for i, parameter in enumerate(action.parameters)]
+        texts = {guard: term.sexpr() for guard, term in kernel.after(name)[0].items()}
+        found[name] = {guard: max((i for i, symbol in numbered if symbol in text), default=-1) for guard, text in texts.items()}
     return found
 
 

@@ -9,7 +9,6 @@ clause that asks too little: the guard that a run must fail, unseen by the claus
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import linecache
 import re
@@ -67,26 +66,17 @@ MUTANTS: dict[str, Mutant] = {match["name"]: Mutant(**match.groupdict()) for mat
 
 
 @cache
-def source_of(module: str) -> tuple[str, dict[str, ast.FunctionDef]]:
-    """The text of a module of the rules, and its functions."""
-    text = inspect.getsource(importlib.import_module(f"kvproof.spec.{module}"))
-    return text, {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
-
-
-@cache
 def mutated(mutant: Mutant) -> Tables:
     """The actions and clauses with the mistake in them; the rules themselves stay as they are.
 
     Raises KvproofError where the text to be replaced is not there exactly once.
     """
-    text, functions = source_of(mutant.module)
-    lines, node = text.splitlines(keepends=True), functions.get(mutant.function)
-    start, end = (node.lineno - 1, node.end_lineno) if node else (0, 0)
-    body = "".join(lines[start:end])
+    original = {"actions": actions, "clauses": clauses}[mutant.module]
+    body = inspect.getsource(vars(original)[mutant.function]) if mutant.function in vars(original) else ""
     if (times := body.count(mutant.old)) != 1:
         where = f"{mutant.module}.{mutant.function}"
         raise KvproofError(f"mutant {mutant.name}: {mutant.old!r} is {times} times in {where}, not once: write it anew")
-    text = "".join([*lines[:start], body.replace(mutant.old, mutant.new), *lines[end:]])
+    text = inspect.getsource(original).replace(body, body.replace(mutant.old, mutant.new))
     file, module = f"<mutant {mutant.name}>", ModuleType(f"kvproof.spec.{mutant.module}")
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)  # `Action.guards` reads the source
     exec(compile(text, file, "exec"), vars(module))
@@ -98,9 +88,8 @@ def touched(mutant: Mutant) -> list[str]:
     """The actions whose obligations the mistake can change: those that use its function, or all where it is in a clause."""
     if mutant.module == "clauses":
         return [*actions.ACTIONS]
-    calls = {
-        name: {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} for name, node in source_of(mutant.module)[1].items()
-    }
+    functions = [node for node in ast.parse(inspect.getsource(actions)).body if isinstance(node, ast.FunctionDef)]
+    calls = {node.name: {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} for node in functions}
     users, more = set[str](), {mutant.function}
     while more:
         users |= more

@@ -39,24 +39,20 @@ class Obligation:
         return hashlib.sha256(f"{self.expect}\n{self.smt}".encode()).hexdigest()
 
 
-def theorem(
-    family: str, name: tuple[str, ...], sentence: str, premises: Mapping[str, Expr] | str, goal: Expr, declarations: str = ""
-) -> Obligation:
-    """That the premises imply the goal. Premises may come as a text that `asserted` made, to be made once for many goals.
-    declarations: of all that they name; gathered from them where not given."""
-    refutation = {"not so": z3.Not(truth(goal))}
-    if not isinstance(premises, str):
-        declarations = declarations or gathered([*premises.values(), goal])
-        premises = asserted(premises)
-    return Obligation(family, name, sentence, "\n".join([declarations, premises, asserted(refutation), "(check-sat)"]))
+def theorem(family: str, name: tuple[str, ...], sentence: str, premises: Mapping[str, Expr], goal: Expr) -> Obligation:
+    """That the premises imply the goal."""
+    declarations = gathered([*premises.values(), goal])
+    return Obligation(family, name, sentence, refutation(declarations, asserted(premises), goal))
 
 
-def witness(
-    family: str, name: tuple[str, ...], sentence: str, premises: Mapping[str, Expr], declarations: str = ""
-) -> Obligation:
+def witness(family: str, name: tuple[str, ...], sentence: str, premises: Mapping[str, Expr]) -> Obligation:
     """That the premises can hold together."""
-    text = "\n".join([declarations or gathered(premises.values()), asserted(premises), "(check-sat)"])
+    text = "\n".join([gathered(premises.values()), asserted(premises), "(check-sat)"])
     return Obligation(family, name, sentence, text, "sat")
+
+
+def refutation(declarations: str, premises: str, goal: Expr) -> str:
+    return "\n".join([declarations, premises, asserted({"not so": z3.Not(truth(goal))}), "(check-sat)"])
 
 
 def asserted(terms: Mapping[str, Expr]) -> str:
@@ -123,12 +119,12 @@ def induction() -> Iterator[Obligation]:
     """Every clause holds at the start, and every action preserves every clause: for any number of blocks, holders, owners,
     keys, contents and steps."""
     kernel = Kernel(RULES)
-    known = asserted(kernel.known)
+    axioms, known, declarations = asserted(kernel.axioms), asserted(kernel.known), declared(kernel.world)
     for clause, goal in kernel.start.items():
-        yield theorem("start", (clause,), f"At the start, {clause}.", kernel.axioms, goal, declared(kernel.world))
+        yield Obligation("start", (clause,), f"At the start, {clause}.", refutation(declarations, axioms, goal))
     for action in ACTIONS:
         guards, goals = kernel.after(action)
         premises, declarations = "\n".join([known, asserted(guards)]), declared(kernel.world)
         for clause, goal in goals.items():
-            sentence = f"After `{action}`, {clause}."
-            yield theorem("induction", (action, clause), sentence, premises, goal, declarations)
+            text = refutation(declarations, premises, goal)
+            yield Obligation("induction", (action, clause), f"After `{action}`, {clause}.", text)

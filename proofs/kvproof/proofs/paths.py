@@ -237,16 +237,14 @@ class Sizes:
             self.trail.append((truth, yes, yes and no))
         return self.trail[at][1]
 
-    def merged(self, run: Callable[[], Any]) -> Any:
-        """What a function returns, over all its paths, as one symbol. A dropped path promises nothing."""
-        return self._merged(run)[0]
-
-    def _merged(self, run: Callable[[], Any]) -> tuple[Any, list[Expr]]:
+    def merged(self, run: Callable[[], Any], dropped: list[Expr] | None = None) -> Any:
+        """What a function returns, over all its paths, as one symbol. A dropped path promises nothing. dropped: takes for each
+        such path that it is not taken."""
         outer = self.script, self.trail, self.births, self.dropped
-        self.dropped = []
-        value, dropped = self._explored(run, [], next(self.runs)), self.dropped
+        self.dropped = [] if dropped is None else dropped
+        value = self._explored(run, [], next(self.runs))
         self.script, self.trail, self.births, self.dropped = outer
-        return self.symbol(True) if value is None else value, dropped
+        return self.symbol(True) if value is None else value
 
     def _explored(self, run: Callable[[], Any], script: Trail, number: int) -> Any:
         self.script, self.trail, self.births = script, [], (f"{number}.{birth}" for birth in count())
@@ -282,7 +280,8 @@ class Sizes:
             key = (function, id(self.shown), *((v,) if isinstance(v, int) else id(v) for v in (*args, *named.values())))
             if key not in self.known:
                 self.kept += [*args, *named.values()]
-                value, dropped = self._merged(lambda: function(*args, **named))
+                dropped: list[Expr] = []
+                value = self.merged(lambda: function(*args, **named), dropped)
                 if z3.is_app_of(value.term, z3.Z3_OP_ITE):
                     value = self.symbol(self.named(function.__name__, value.term))
                     self.definitions[value.term.sexpr()] += [path.sexpr() for path in dropped]

@@ -42,10 +42,6 @@ class Run:
     dropped: Guard | None = None
     bound: int = 0
 
-    @property
-    def shortest(self) -> bool:
-        return self.bound == len(self.steps) - 1
-
 
 class Search:
     """Looks for runs to several goals at once; a goal is a term of `rules` that is to hold of the last step.
