@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
-from itertools import count, permutations
+from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,7 @@ class Scope:
     """How much there is of everything, and one state to work on.
 
     blocks, holders, owners, kinds, texts: see `scope.named`. flying: steps in flight at most. opening: actions that are taken
-    first, each with the numbers of its arguments. depth: actions in a row after that; None where all are meant. named: names
-    count.
+    first, each with the numbers of its arguments. depth: actions in a row after that, None for all. named: names count.
     """
 
     blocks: int
@@ -59,7 +58,6 @@ class Scope:
         self.things: dict[str, list[Any]] = {sort: [*members.values()] for sort, members in objects.items()}
         self.number = {thing: i for sort in self.things.values() for i, thing in enumerate(sort)}
         self.state = State(unordered=self.unordered)
-        self.clear = [getattr(self.state, name).clear for name in parts()]
         self.filled = cache(self.filling)
         for name, *at in self.opening:
             sorts = sorts_of(ACTIONS[name])
@@ -92,8 +90,8 @@ class Scope:
 
     def load(self, form: Form) -> State:
         """Makes the state one of that form."""
-        for clear in self.clear:
-            clear()
+        for name in parts():
+            getattr(self.state, name).clear()
         self.state.completed, self.state.issued = 0, form[0]
         self.state.alive.update(zip(self.things["Owner"], form[1], strict=True))
         first = 0
@@ -131,23 +129,14 @@ class Scope:
         used = [holder for holder in values["Holder"] if state.holds.of(holder)]
         unused = [holder for holder in values["Holder"] if not state.holds.of(holder)]
         values["Holder"] = used if name == "hand_over" else used + (unused if self.named else unused[:1])
-        domains = [values[sort] for sort in sorts_of(ACTIONS[name])]
-        if not all(domains):
-            return
-        at = [0] * len(domains)
-        while True:
-            chosen = tuple([domain[i] for domain, i in zip(domains, at, strict=True)])
-            try:
-                act(state, *chosen)
-                last = len(at) - 1
-                yield chosen
-            except Refused as refusal:
-                last = asked[refusal.guard]
-            while last >= 0 and at[last] + 1 == len(domains[last]):
-                last -= 1
-            if last < 0:
-                return
-            at[last:] = [at[last] + 1] + [0] * (len(at) - last - 1)
+        refused: tuple[Any, ...] | None = None  # how the last refused arguments begin, as far as the guard speaks of them
+        for chosen in product(*(values[sort] for sort in sorts_of(ACTIONS[name]))):
+            if refused is None or chosen[: len(refused)] != refused:
+                try:
+                    act(state, *chosen)
+                    yield chosen
+                except Refused as refusal:
+                    refused = chosen[: asked[refusal.guard] + 1]
 
     def next(self, form: Form) -> Iterator[tuple[str, tuple[Any, ...], Form]]:
         """Every action that may happen in a state, with its arguments and what comes of it."""
@@ -198,14 +187,15 @@ class Found:
 def explore(scope: Scope, visit: Callable[[int, Form], object] = lambda depth, form: None) -> Found:
     """All states from the first one of the scope, breadth first; `visit` sees each once. Ends where a clause breaks."""
     found, seen, new = Found(), {scope.start}, [scope.start]
-    for depth in count():
+    while new:
+        depth = len(found.depths)
         found.depths.append(len(new))
         for form in new:
             visit(depth, form)
             rows = broken(scope.load(form), scope.things["Block"], scope.things["Holder"])
             found.broken += [(clause, row, form) for clause, row in rows]
         if found.broken or depth == scope.depth:
-            break
+            return found
         reached = []
         for form in new:
             for name, _, then in scope.next(form):
@@ -214,9 +204,7 @@ def explore(scope: Scope, visit: Callable[[int, Form], object] = lambda depth, f
                     seen.add(then)
                     reached.append(then)
         new = reached
-        if not new:
-            found.complete = True
-            break
+    found.complete = True
     return found
 
 
@@ -250,8 +238,7 @@ def counted(name: str, *, unordered: bool) -> tuple[str, dict[str, Any]]:
 
 def pinned() -> dict[str, dict[str, Any]]:
     """The golden counts. `python -m kvproof.proofs.explore` derives them anew."""
-    counts: dict[str, dict[str, Any]] = json.loads(GOLDEN.read_text())
-    return counts
+    return dict(json.loads(GOLDEN.read_text()))
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ import ast
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
+from unittest.mock import patch
 
 import z3
 
@@ -110,12 +111,8 @@ def installed(world: World) -> Iterator[None]:
     def refuse(term: Any) -> bool:
         raise TypeError(f"{term} is a term, neither True nor False: use both, either, negate or choose")
 
-    before, logic.symbolic = logic.symbolic, Words(world)
-    plain, z3.BoolRef.__bool__ = z3.BoolRef.__bool__, refuse
-    try:
+    with patch.object(logic, "symbolic", Words(world)), patch.object(z3.BoolRef, "__bool__", refuse):
         yield
-    finally:
-        logic.symbolic, z3.BoolRef.__bool__ = before, plain
 
 
 # ------------------------------------------------------------------------------------------------- relations and functions
@@ -147,8 +144,7 @@ class SomeRelation:
         return self.fn(*pair)
 
     def of(self, left: Expr) -> SomeRows:
-        fn = self.fn
-        return SomeRows(self.world, self.sorts[1], lambda b: fn(left, b))
+        return SomeRows(self.world, self.sorts[1], partial(self.fn, left))
 
     def at(self, right: Expr) -> SomeRows:
         fn = self.fn

@@ -117,10 +117,7 @@ def _refuted(premises: Mapping[str, Expr], goals: Mapping[str, Expr]) -> Iterato
         yield NEVER
         return
     for name, goal in goals.items():
-        solver.push()
-        solver.add(z3.Not(goal))
-        answer = solver.check()
-        solver.pop()
+        answer = solver.check(z3.Not(goal))
         if answer == z3.unknown:
             raise SolverUnknown(f"the solver does not know: {solver.reason_unknown()}")
         if answer == z3.sat:

@@ -94,7 +94,7 @@ def refresh(path: Path = STORE, *, depth: int = 10, seconds: float = 600.0, say:
             elif name in kept:
                 kept[name] = replace(kept[name], bound=min(found, len(kept[name].steps) - 1))
     finally:
-        witnesses = witness.refreshed(runs, fresh)
-        save(runs | witnesses | {"guards": kept}, path)
+        witness.refresh(runs, fresh)
+        save(runs | {"guards": kept}, path)
     lacking = [" / ".join(guard) for guard in guards() if guard[1] not in DEVICE_ORDER and " / ".join(guard) not in kept]
-    return lacking + [f"no witness: {name}" for name in witness.lacking(witnesses)]
+    return lacking + [f"no witness: {name}" for name in witness.lacking(runs)]

@@ -41,8 +41,7 @@ class Obligation:
 
 def theorem(family: str, name: tuple[str, ...], sentence: str, premises: Mapping[str, Expr], goal: Expr) -> Obligation:
     """That the premises imply the goal."""
-    declarations = gathered([*premises.values(), goal])
-    return Obligation(family, name, sentence, refutation(declarations, asserted(premises), goal))
+    return Obligation(family, name, sentence, refutation(gathered([*premises.values(), goal]), asserted(premises), goal))
 
 
 def witness(family: str, name: tuple[str, ...], sentence: str, premises: Mapping[str, Expr]) -> Obligation:

@@ -14,12 +14,13 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import combinations, count
 from operator import add, eq, ge, gt, le, lt, ne, sub
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import z3
 
@@ -158,11 +159,6 @@ class Sizes:
         self.definitions[name] = [] if kind in ("times", "floor", "ceiling") else [self.meanings[name]]
         return self.declared(name, term.sort())()
 
-    def times(self, x: Expr, d: Expr) -> Expr:
-        if ("times", x, d) not in self.known:
-            self.known["times", x, d] = self.named("times", TIMES(x, d))
-        return self.known["times", x, d]
-
     def product(self, x: Expr, d: Expr) -> Expr:
         if z3.is_int_value(x) or z3.is_int_value(d):
             return z3.simplify(x * d)
@@ -170,11 +166,11 @@ class Sizes:
             return -self.product(x.arg(0), d)
         x, others = z3.simplify(x), self.products.setdefault(d, {})
         if x not in others:
-            made = others[x] = self.times(x, d)
+            made = others[x] = self.named("times", TIMES(x, d))
             self.factors[made] = [(x, d)]
             self.solver.add(z3.Implies(z3.And(d >= 1, x >= 1), made >= d))
             for first, second in self.factors.get(d, []):  # a multiple of a product is one of its right factor
-                same = self.product(self.times(x, first), second)
+                same = self.product(self.product(x, first), second)
                 self.definitions[made.sexpr()].append(f"(= {made.sexpr()} {same.sexpr()})")
         return others[x]
 
@@ -238,8 +234,7 @@ class Sizes:
         return self.trail[at][1]
 
     def merged(self, run: Callable[[], Any], dropped: list[Expr] | None = None) -> Any:
-        """What a function returns, over all its paths, as one symbol. A dropped path promises nothing. dropped: takes for each
-        such path that it is not taken."""
+        """What a function returns over all paths, as one symbol. A dropped path promises nothing: `dropped` gets its denial."""
         outer = self.script, self.trail, self.births, self.dropped
         self.dropped = [] if dropped is None else dropped
         value = self._explored(run, [], next(self.runs))
@@ -251,10 +246,9 @@ class Sizes:
         try:
             value = self.symbol(run())
         except Dropped:
+            path = [asked.term if answer else z3.Not(asked.term) for asked, answer, _ in self.trail]
             value = None
-            self.dropped.append(
-                z3.Not(z3.And([asked.term if answer else z3.Not(asked.term) for asked, answer, _ in self.trail]))
-            )
+            self.dropped.append(z3.Not(z3.And(path)))
         trail = self.trail
         for at in reversed(range(len(script), len(trail))):
             asked, answer, both = trail[at]
@@ -294,17 +288,13 @@ class Sizes:
     def running(self, *modules: ModuleType, **words: Any) -> Iterator[None]:
         """Inside, functions of the modules run on symbols: those that return an integer are merged call by call, and they
         find symbolic words where Python's own insist on its integers."""
-        before = [(vars(module), dict(vars(module))) for module in modules]
-        for names, own in before:
-            numeric = {name: f for name, f in own.items() if inspect.isfunction(f) and f.__annotations__.get("return") == "int"}
-            names.update({name: self.summary(function) for name, function in numeric.items()} | self.words | words)
-        try:
+        with ExitStack() as stack:
+            for own in map(vars, modules):
+                functions = {name: value for name, value in own.items() if inspect.isfunction(value)}
+                numeric = [name for name, function in functions.items() if function.__annotations__.get("return") == "int"]
+                merged = {name: self.summary(functions[name]) for name in numeric}
+                stack.enter_context(patch.dict(own, merged | self.words | words))
             yield
-        finally:
-            for names, own in before:
-                for name in [name for name in names if name not in own]:
-                    del names[name]
-                names.update(own)
 
     # ------------------------------------------------------------------------------------------------------------ obligations
 
@@ -316,7 +306,7 @@ class Sizes:
         """Makes a function without parameters a promise: a name, of `kind` if there are several; a sentence; what is true."""
 
         def promised(then: Callable[[], Any]) -> None:
-            name = ", ".join([then.__name__.replace("_", " "), kind] if kind else [then.__name__.replace("_", " ")])
+            name = then.__name__.replace("_", " ") + (kind and f", {kind}")
             sentence = " ".join((then.__doc__ or "").split()).format(kind=kind)
             self.promises += self.obliged(name, sentence, then, given)
 

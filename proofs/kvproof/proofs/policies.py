@@ -241,21 +241,18 @@ def longest_hits() -> list[Obligation]:
     """The hits of one group, whatever can be found and however long the searches are."""
     s = Sizes(unit=2, ratio=3, limit=20)
     unit, ratio, limit, n, found = s.numbers("unit ratio limit n found")
-    size, keyed, text = ratio * unit, findable(s, 2), Text(limit)
+    size, keyed = ratio * unit, findable(s, 2)
+    text: Any = Text(limit)
     s.assume("sizes", lambda: unit >= 1 and ratio >= 1 and limit >= 0)
     group, other = Group(0, Kind.APPEND_ONLY, size), Group(1, Kind.STATE, size)
-
-    def hits() -> tuple[Any, Any, Any]:
-        run: Any = lookup.full_run(keyed, text, group, limit)  # type: ignore[arg-type]
-        longest: Any = lookup.longest_append_only(keyed, text, group, unit, limit)  # type: ignore[arg-type]
-        return run, longest, lookup.longest_state(keyed, text, other, unit, limit)  # type: ignore[arg-type]
 
     def boundary(at: Any) -> Any:
         return 0 <= at <= limit and on_grid(at, unit)
 
     with s.running(lookup):
         s.shown = n
-        _, longest, state = hits()
+        longest: Any = lookup.longest_append_only(keyed, text, group, unit, limit)
+        state: Any = lookup.longest_state(keyed, text, other, unit, limit)
 
         @s.promise()
         def attention_hit() -> Any:
@@ -270,7 +267,8 @@ def longest_hits() -> list[Obligation]:
             return boundary(state) and (state == 0 or keyed((1, state))) and not (n > state and boundary(n) and keyed((1, n)))
 
         s.shown = found
-        run, greatest, _ = hits()
+        run: Any = lookup.full_run(keyed, text, group, limit)
+        greatest: Any = lookup.longest_append_only(keyed, text, group, unit, limit)
 
         def covered() -> Any:
             end = 0 < n <= found and boundary(n) and boundary(found) and (found - 1) // size == (n - 1) // size

@@ -66,21 +66,22 @@ class Scope(World):
     def function(self, name: str, *sorts: str) -> Callable[..., Expr]:
         return self.tabled(sorts[:-1], lambda *at: z3.Const(" ".join(map(str, (name, *at))), self.sorts[sorts[-1]]))
 
-    def tabled(self, sorts: tuple[str, ...], cell: Callable[..., Expr]) -> Callable[..., Expr]:
-        cells = {at: cell(*at) for at in product(*(range(len(self.rows[sort])) for sort in sorts))}
-        return lambda *values: self._looked_up(cells, sorts, values)
+    def tabled(self, sorts: tuple[str, ...], make: Callable[..., Expr]) -> Callable[..., Expr]:
+        cells = {at: make(*at) for at in product(*(range(len(self.rows[sort])) for sort in sorts))}
 
-    def _looked_up(self, cells: Mapping[Any, Expr], sorts: tuple[str, ...], values: Any, at: tuple[int, ...] = ()) -> Expr:
-        """The cell at the values, which are elements or terms that may be any element."""
-        if len(at) == len(sorts):
-            return cells[at]
-        value, rows = values[len(at)], self.rows[sorts[len(at)]]
-        if z3.is_bv_value(value):
-            return self._looked_up(cells, sorts, values, (*at, value.as_long()))
-        found = self._looked_up(cells, sorts, values, (*at, 0))
-        for i, row in enumerate(rows[1:], 1):
-            found = z3.If(value == row, self._looked_up(cells, sorts, values, (*at, i)), found)
-        return found
+        def found(at: tuple[int, ...], *values: Expr) -> Expr:
+            """The cell at the values, which are elements or terms that may be any element."""
+            if not values:
+                return cells[at]
+            value, *others = values
+            if z3.is_bv_value(value):
+                return found((*at, value.as_long()), *others)
+            cell = found((*at, 0), *others)
+            for i, row in enumerate(self.rows[sorts[len(at)]][1:], 1):
+                cell = z3.If(value == row, found((*at, i), *others), cell)
+            return cell
+
+        return lambda *values: found((), *values)
 
     def every(self, sort: str, predicate: Callable[[Expr], Expr]) -> Expr:
         return z3.And([truth(predicate(row)) for row in self.rows[sort]])

@@ -59,12 +59,8 @@ PREMISES: dict[str, Premise] = {
 
 def denied(rules: Tables, premises: Mapping[str, Premise]) -> Tables:
     """The rules, but per clause one that says the opposite of its premise: it breaks where the premise holds of some row."""
-
-    def deny(premise: Premise) -> Premise:
-        return lambda state, *row: negate(premise(state, *row))
-
-    clauses = {name: replace(clause, holds=deny(premises[name])) for name, clause in rules.clauses.items()}
-    return Tables(rules.actions, clauses)
+    denials = {name: lambda *row, premise=premises[name]: negate(premise(*row)) for name in rules.clauses}
+    return Tables(rules.actions, {name: replace(rules.clauses[name], holds=denial) for name, denial in denials.items()})
 
 
 def search(
@@ -92,15 +88,13 @@ def faults(family: str, name: str, run: Run, premises: Mapping[str, Premise] = P
     return found
 
 
-def refreshed(runs: Runs, fresh: bool) -> Runs:
-    """The witnesses among the runs; all found anew where one is wanting or the rules have changed."""
-    if fresh and not lacking(runs):
-        return {family: runs[family] for family in ("actions", "clauses")}
-    found: Runs = {"actions": {}, "clauses": {}}
-    for (family, name), run in search():
-        if isinstance(run, Run):
-            found[family][name] = run
-    return found
+def refresh(runs: Runs, fresh: bool) -> None:
+    """Finds all witnesses among the runs anew where one is wanting or the rules have changed."""
+    if not fresh or lacking(runs):
+        runs |= {"actions": {}, "clauses": {}}
+        for (family, name), run in search():
+            if isinstance(run, Run):
+                runs[family][name] = run
 
 
 def lacking(runs: Runs) -> list[str]:
