@@ -17,7 +17,8 @@ from tests.proofs.reading import Reading, Things
 from kvproof.audit.compiled import compiled
 from kvproof.audit.probe import SORTS, ProbeResult, Universe
 from kvproof.proofs import face
-from kvproof.proofs.explore import SCOPES, Form, Scope, explore, sorts
+from kvproof.proofs.explore import SCOPES, Form, Scope, explore
+from kvproof.proofs.face import sorts_of
 from kvproof.spec.actions import ACTIONS
 from kvproof.spec.clauses import CLAUSES
 from kvproof.spec.state import State
@@ -103,14 +104,14 @@ def test_every_guard_is_seen_to_refuse_and_every_action_to_pass() -> None:
 # ------------------------------------------------------------------------------------------------ all states of a tiny scope
 
 
-TINY: dict[str, dict[str, Any]] = {"one holder": {}, "copies": {"groups": (1,), "units": (1,), "depth": 1}}
+TINY: dict[str, dict[str, Any]] = {"one holder": {}, "copies": {"kinds": ("state",), "texts": ("ab",), "depth": 1}}
 MISSING = {"one holder": {"move", "redirect"}, "copies": {"acquire", "finish"}}
 
 
 def instances(scope: Scope, name: str, state: State) -> list[tuple[Any, ...]]:
     """Every choice of arguments, steps that are over or not there yet included."""
     steps = range(state.completed - 1, state.staging + 2)
-    return list(product(*(scope.things.get(sort, steps) for sort in sorts(name))))
+    return list(product(*(scope.things.get(sort, steps) for sort in sorts_of(ACTIONS[name]))))
 
 
 @pytest.mark.parametrize("unordered", [False, True])
@@ -221,5 +222,5 @@ def test_what_is_set_in_a_layer_is_set_above_it() -> None:
 
 
 def test_every_parameter_has_the_sort_that_the_probe_gives_it() -> None:
-    for name, action in ACTIONS.items():
-        assert [SORTS[parameter].capitalize().replace("Step", "int") for parameter in action.parameters] == [*sorts(name)]
+    for action in ACTIONS.values():
+        assert [SORTS[parameter].capitalize().replace("Step", "int") for parameter in action.parameters] == [*sorts_of(action)]

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from kvproof.proofs.explore import SCOPES, Form, Scope, counted, explore, pinned, sorts, spoken, unnamed
+from kvproof.proofs.explore import SCOPES, Form, Scope, counted, explore, pinned, spoken, unnamed
+from kvproof.proofs.face import sorts_of
 from kvproof.spec import clauses
 from kvproof.spec.actions import ACTIONS
 from kvproof.spec.clauses import Clause
@@ -47,11 +48,11 @@ def owned(form: Form, order: tuple[int, ...]) -> Form:
 
 
 SMALL: list[dict[str, Any]] = [
-    {"blocks": 2, "holders": 2, "owners": 2, "depth": 4},
+    {"blocks": 2, "holders": 2, "owners": "rs", "depth": 4},
     {"blocks": 2, "holders": 3, "flying": 2, "depth": 4},
-    {"blocks": 3, "holders": 1, "groups": (0,), "units": (1, 2), "depth": 4},
+    {"blocks": 3, "holders": 1, "kinds": ("rows",), "texts": ("ab", "abcd"), "depth": 4},
     {"blocks": 1, "holders": 2, "depth": 5},
-    {"blocks": 1, "holders": 1, "owners": 2, "depth": 6},
+    {"blocks": 1, "holders": 1, "owners": "rs", "depth": 6},
 ]
 
 
@@ -91,7 +92,7 @@ def test_leaving_names_out_loses_no_successor(unordered: bool) -> None:
 @pytest.mark.parametrize("unordered", [False, True])
 def test_no_choice_is_passed_over(unordered: bool) -> None:
     """The arguments that guards let pass are the same when all are tried."""
-    scope = Scope(**SCOPES["copies"] | {"depth": 0, "groups": (0,)}, unordered=unordered)
+    scope = Scope(**SCOPES["copies"] | {"depth": 0, "kinds": ("rows",)}, unordered=unordered)
     for name in ACTIONS:
         scope.load(scope.start)
         offered = []
@@ -101,7 +102,7 @@ def test_no_choice_is_passed_over(unordered: bool) -> None:
         values = scope.things | {"int": range(3)}
         values["Holder"] = values["Holder"][:5]
         tried = []
-        for chosen in product(*(values[sort] for sort in sorts(name))):
+        for chosen in product(*(values[sort] for sort in sorts_of(ACTIONS[name]))):
             try:
                 ACTIONS[name].apply(scope.load(scope.start), *chosen)
             except Refused:
@@ -124,14 +125,15 @@ def test_a_form_keeps_all_that_matters(unordered: bool) -> None:
             name = rng.choice([*ACTIONS, "issue", "complete", "acquire", "pin", "redirect", "move"])
             if name == "issue" and form[0] == scope.flying:
                 continue
-            chosen = [rng.choice(scope.things.get(sort, [0, 1, 2])) for sort in sorts(name)]
+            chosen = [rng.choice(scope.things.get(sort, [0, 1, 2])) for sort in sorts_of(ACTIONS[name])]
             if rng.random() < 0.7:  # a choice that passes, where there is one
                 scope.load(form)
                 chosen = list(rng.choice([[*c] for c in passing(scope, name, form)] or [chosen]))
             if name == "hand_over" and not state.holds.of(chosen[0]):
                 continue
             later = [
-                value + state.completed if sort == "int" else value for sort, value in zip(sorts(name), chosen, strict=True)
+                value + state.completed if sort == "int" else value
+                for sort, value in zip(sorts_of(ACTIONS[name]), chosen, strict=True)
             ]
             results: list[str | None] = []
             for which, values in ((state, later), (scope.load(form), chosen)):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvproof.proofs.necessity import faults, guards, search, unmissed
+from kvproof.proofs.obligations import Tables
 from kvproof.proofs.runs import load, replay
 from kvproof.spec.actions import ACTIONS, DEVICE_ORDER, Action
 from kvproof.spec.state import State
@@ -33,7 +34,7 @@ def test_without_the_guard_a_clause_breaks_and_with_it_the_last_action_is_refuse
 
 def test_no_clause_misses_what_is_explained() -> None:
     ordered = [guard for guard in guards() if guard[1] in DEVICE_ORDER]
-    assert unmissed({name: ACTIONS[name] for name, _ in ordered}) == dict.fromkeys(ordered, False)
+    assert unmissed(Tables({name: ACTIONS[name] for name, _ in ordered})) == dict.fromkeys(ordered, False)
 
 
 def complete(state: State) -> None:
@@ -43,12 +44,12 @@ def complete(state: State) -> None:
 
 
 def test_a_superfluous_guard_is_proved_so_and_has_no_run() -> None:
-    actions = {"issue": ACTIONS["issue"], "complete": Action("complete", complete, ())}
+    rules = Tables({"issue": ACTIONS["issue"], "complete": Action("complete", complete, ())})
     superfluous = ("complete", "no step is done that was not issued")
-    assert unmissed(actions) == {superfluous: True}
-    found = dict(search([*guards(actions)], actions, depth=4, seconds=60.0))
+    assert unmissed(rules) == {superfluous: True}
+    found = dict(search([*guards(rules)], rules, depth=4, seconds=60.0))
     assert found.pop(superfluous) == 4
-    assert [(guard, faults(run, actions)) for guard, run in found.items() if not isinstance(run, int)] == [
+    assert [(guard, faults(run, rules)) for guard, run in found.items() if not isinstance(run, int)] == [
         (("complete", "a step is in flight"), [])
     ]
 
@@ -58,7 +59,7 @@ def test_rules_that_break_by_themselves_are_an_error() -> None:
         state.completed = state.completed + 1
 
     with pytest.raises(RuntimeError, match="with all guards in place a clause breaks"):
-        list(search([], {"complete": Action("complete", broken, ())}, depth=2, seconds=60.0))
+        list(search([], Tables({"complete": Action("complete", broken, ())}), depth=2, seconds=60.0))
 
 
 def test_a_damaged_run_is_seen() -> None:

@@ -18,7 +18,7 @@ from kvproof.spec.lineage import Forest, Path
 
 def possible(sizes: Sizes, given: Any) -> bool:
     """Whether it can be, products and quotients being what they are."""
-    _, witness = sizes.promise("", "", lambda: True, given)
+    _, witness = sizes.obliged("", "", lambda: True, given)
     said = solve(witness.smt).said
     assert said != "unknown"
     return said == "sat"
@@ -79,7 +79,7 @@ def test_a_path_that_is_wrongly_left_out_proves_nothing(monkeypatch: pytest.Monk
     s = Sizes()
     (x,) = s.numbers("x")
     monkeypatch.setattr(s, "possible", lambda truth, answer: answer)
-    theorem, _ = s.promise("", "", lambda: s.merged(lambda: 1 if x > 0 else 0) == 1)
+    theorem, _ = s.obliged("", "", lambda: s.merged(lambda: 1 if x > 0 else 0) == 1, lambda: True)
     assert solve(theorem.smt).said == "sat"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
@@ -30,7 +30,7 @@ def test_every_policy_obligation_is_decided_as_expected() -> None:
 
 @pytest.mark.parametrize("part", [policies.configured_chunks, policies.common_hits])
 @pytest.mark.parametrize("states", [1, 3])
-def test_the_number_of_state_groups_does_not_matter(part: Callable[[int], Iterator[Obligation]], states: int) -> None:
+def test_the_number_of_state_groups_does_not_matter(part: Callable[[int], Iterable[Obligation]], states: int) -> None:
     assert [o.name for o in part(states) if verdict(o) != o.expect] == []
 
 
@@ -47,7 +47,7 @@ def mutate(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, old: 
     monkeypatch.setattr(owner, function.__name__, made[function.__name__])
 
 
-PARTS: dict[ModuleType, tuple[Callable[[], Iterator[Obligation]], ...]] = {
+PARTS: dict[ModuleType, tuple[Callable[[], Iterable[Obligation]], ...]] = {
     chunks: (policies.chunk_stops, policies.configured_chunks),
     demand: (policies.demands,),
     lookup: (policies.longest_hits, policies.common_hits),

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from kvproof.proofs.obligations import Tables
 from kvproof.proofs.runs import Run, Runs, digest, load, replay, save, shortest
 from kvproof.proofs.scope import Rules, Scope, named
 from kvproof.spec.actions import ACTIONS, Action
-from kvproof.spec.clauses import CLAUSES
 from kvproof.spec.state import State
 
 GUARD = ("finish", "it holds nothing but fences")
@@ -21,7 +21,7 @@ RUN = Run((("start", ("r",)), ("acquire", ("h1", "1", "r")), ("finish", ("r",)))
 @pytest.fixture(scope="module")
 def rules() -> Rules:
     some = ("start", "finish", "acquire", "release", "stage_zero", "issue", "complete")
-    return Rules(Scope(named(blocks=1, holders=2)), {name: ACTIONS[name] for name in some}, CLAUSES)
+    return Rules(Scope(named(blocks=1, holders=2)), Tables({name: ACTIONS[name] for name in some}))
 
 
 def test_without_a_guard_a_clause_breaks_after_the_fewest_actions(rules: Rules) -> None:
@@ -55,8 +55,8 @@ def test_changed_rules_are_searched_and_taken_like_the_real_ones() -> None:
     def complete(state: State) -> None:
         state.completed = state.completed + 1
 
-    changed = {"issue": ACTIONS["issue"], "complete": Action("complete", complete, ())}
-    rules = Rules(Scope(named(1, 1)), changed, CLAUSES)
+    changed = Tables({"issue": ACTIONS["issue"], "complete": Action("complete", complete, ())})
+    rules = Rules(Scope(named(1, 1)), changed)
     run, _ = shortest(rules, rules.broken, 3, 60.0)
     assert run is not None
     assert run.steps == (("complete", ()),)
@@ -64,7 +64,7 @@ def test_changed_rules_are_searched_and_taken_like_the_real_ones() -> None:
 
 
 def test_runs_are_kept_in_plain_words(tmp_path: Path) -> None:
-    runs: Runs = {"guards": {" / ".join(GUARD): RUN}, "actions": {}, "clauses": {}}
+    runs: Runs = {"guards": {" / ".join(GUARD): RUN}, "actions": {}, "clauses": {}, "mutants": {}}
     save(runs, tmp_path / "runs.json")
     assert '"acquire: holder h1, block 1, owner r"' in (tmp_path / "runs.json").read_text()
     assert load(tmp_path / "runs.json") == (runs, True)
@@ -74,6 +74,9 @@ def test_runs_of_other_rules_are_told_apart(tmp_path: Path) -> None:
     path = tmp_path / "runs.json"
     save({"guards": {" / ".join(GUARD): RUN}}, path)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"rules": "other"}))
-    assert load(path)[1] is False
-    assert load(tmp_path / "none.json") == ({"guards": {}, "actions": {}, "clauses": {}}, False)
+    runs, fresh = load(path)
+    assert fresh is False
+    save(runs, path, fresh=fresh)
+    assert load(path) == (runs, False)
+    assert load(tmp_path / "none.json") == ({"guards": {}, "actions": {}, "clauses": {}, "mutants": {}}, False)
     assert len(digest()) == 64

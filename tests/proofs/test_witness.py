@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvproof.proofs import witness
+from kvproof.proofs.obligations import Tables
 from kvproof.proofs.runs import Run, load
 from kvproof.spec.actions import ACTIONS
 from kvproof.spec.clauses import CLAUSES
@@ -39,7 +40,7 @@ def test_the_number_of_actions_that_each_needs() -> None:
     clauses = {CLAUSES[name].holds.__name__: len(run.steps) for name, run in RUNS["clauses"].items()}
     for found, pinned in ((actions, STEPS), (clauses, PREMISE_STEPS)):
         assert found == {name: steps for steps, names in pinned.items() for name in names.split()}
-    assert all(run.shortest for family in ("actions", "clauses") for run in RUNS[family].values())
+    assert all(run.bound == len(run.steps) - 1 for family in ("actions", "clauses") for run in RUNS[family].values())
 
 
 def test_a_search_finds_them_again() -> None:
@@ -54,7 +55,7 @@ def test_a_premise_that_cannot_hold_is_reported() -> None:
 
     (name,) = (name for name, clause in CLAUSES.items() if clause.row == "clock")
     actions = {action: ACTIONS[action] for action in ("issue", "complete")}
-    found = dict(witness.search(actions, {name: CLAUSES[name]}, {name: impossible}, depth=4, seconds=60.0))
+    found = dict(witness.search(Tables(actions, {name: CLAUSES[name]}), {name: impossible}, depth=4, seconds=60.0))
     assert found["clauses", name] == 4
     run = RUNS["clauses"][name]
     assert witness.faults("clauses", name, run) == []

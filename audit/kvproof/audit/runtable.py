@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kvproof.proofs.obligations import RULES, Tables
 from kvproof.proofs.runs import Run, known, named_in, replay, said
-from kvproof.spec.actions import ACTIONS, Action
-from kvproof.spec.clauses import CLAUSES, Clause
 from kvproof.spec.state import Holder, State
 
 
-def render(run: Run, actions: Mapping[str, Action] = ACTIONS, clauses: Mapping[str, Clause] = CLAUSES) -> list[str]:
+def render(run: Run, rules: Tables = RULES) -> list[str]:
     """A column shows what an action changed; one that never changes is left out. `!` marks an action against a guard."""
-    blocks = {"0": State().null} | {name: known()["Block"][name] for name in named_in(run, "Block", actions)}
+    blocks = {"0": State().null} | {name: known()["Block"][name] for name in named_in(run, "Block", rules)}
     seen = [columns(State(), blocks)]
-    moments = replay(run, actions, clauses, lambda state: seen.append(columns(state, blocks)))
+    moments = replay(run, rules, lambda state: seen.append(columns(state, blocks)))
     lines = [["", "action", "arguments", *seen[0]]]
     for i, ((name, arguments), moment) in enumerate(zip(run.steps, moments, strict=True), 1):
         changed = [now or "-" if now != seen[i - 1][column] else "" for column, now in seen[i].items()]
-        lines.append([f"{i}{'!' * bool(moment.refused)}", name, said(actions[name], arguments), *changed])
+        lines.append([f"{i}{'!' * bool(moment.refused)}", name, said(rules.actions[name], arguments), *changed])
     used = [i for i in range(len(lines[0])) if any(line[i] for line in lines[1:])]
     widths = {i: max(len(line[i]) for line in lines) for i in used}
     ends = [f"!  against the guard: {guard}" for guard in dict.fromkeys(g for m in moments for g in m.refused)]

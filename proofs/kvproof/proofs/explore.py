@@ -12,18 +12,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
-from inspect import get_annotations
-from itertools import count, permutations
+from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
-from kvproof.proofs.face import SomeState, World, arguments, parts, taken
+from kvproof.proofs.face import parts, sorts_of
+from kvproof.proofs.obligations import RULES, Kernel
+from kvproof.proofs.scope import KINDS, TEXTS, named
 from kvproof.spec.actions import ACTIONS
 from kvproof.spec.clauses import broken
 from kvproof.spec.errors import Refused
-from kvproof.spec.geometry import Geometry
-from kvproof.spec.lineage import UNKNOWN, ZERO, Forest
-from kvproof.spec.state import Holder, Owner, State
+from kvproof.spec.state import Holder, State
 
 GOLDEN = Path(__file__).with_name("counts.json")
 CONTENTS, USES = ("before", "mid", "after"), ("used_before", "last_use")
@@ -38,17 +37,16 @@ Form = tuple[int, tuple[bool, ...], tuple[Cell, ...]]  # steps in flight, who is
 class Scope:
     """How much there is of everything, and one state to work on.
 
-    blocks: beside the null block. groups: 0 is append-only, 1 has states, and both have blocks of two units. units: lengths
-    of the prefixes of the only text. flying: steps in flight at most. opening: actions that are taken first, each with the
-    numbers of its arguments. depth: actions in a row after that; None where all are meant. named: names count.
+    blocks, holders, owners, kinds, texts: see `scope.named`. flying: steps in flight at most. opening: actions that are taken
+    first, each with the numbers of its arguments. depth: actions in a row after that, None for all. named: names count.
     """
 
     blocks: int
     holders: int
-    owners: int = 1
+    owners: str = "r"
     _: KW_ONLY
-    groups: tuple[int, ...] = (1,)
-    units: tuple[int, ...] = (1,)
+    kinds: tuple[str, ...] = ("state",)
+    texts: tuple[str, ...] = ("ab",)
     flying: int = 1
     unordered: bool = False
     opening: tuple[tuple[Any, ...], ...] = ()
@@ -56,21 +54,14 @@ class Scope:
     named: bool = False
 
     def __post_init__(self) -> None:
-        groups, text = Geometry.of(4, (4,), unit=2).groups, Forest().root().extended(range(2 * max(self.units)))
-        keys = [text.prefix(2 * n).key(groups[index]) for index in self.groups for n in self.units]
-        self.things: dict[str, list[Any]] = {
-            "Block": list(range(self.blocks + 1)),
-            "Holder": [Holder(0, ("h", i)) for i in range(self.holders)],
-            "Owner": [Owner("request", i) for i in range(self.owners)],
-            "Key": keys,
-            "Content": [UNKNOWN, ZERO, *(key.content for key in keys)],
-        }
+        objects = named(self.blocks, self.holders, self.owners, self.texts, self.kinds)
+        self.things: dict[str, list[Any]] = {sort: [*members.values()] for sort, members in objects.items()}
         self.number = {thing: i for sort in self.things.values() for i, thing in enumerate(sort)}
         self.state = State(unordered=self.unordered)
-        self.clear = [getattr(self.state, name).clear for name in parts()]
         self.filled = cache(self.filling)
         for name, *at in self.opening:
-            ACTIONS[name].apply(self.state, *(self.things.get(s, range(9))[i] for s, i in zip(sorts(name), at, strict=True)))
+            sorts = sorts_of(ACTIONS[name])
+            ACTIONS[name].apply(self.state, *(self.things.get(s, range(9))[i] for s, i in zip(sorts, at, strict=True)))
         self.start = self.form(self.state)
 
     def form(self, state: State) -> Form:
@@ -99,8 +90,8 @@ class Scope:
 
     def load(self, form: Form) -> State:
         """Makes the state one of that form."""
-        for clear in self.clear:
-            clear()
+        for name in parts():
+            getattr(self.state, name).clear()
         self.state.completed, self.state.issued = 0, form[0]
         self.state.alive.update(zip(self.things["Owner"], form[1], strict=True))
         first = 0
@@ -118,8 +109,8 @@ class Scope:
             found.append((getattr(state, name).__setitem__, block, thing))
         for name, bits in zip(KEYS, cell[0][-len(KEYS) :], strict=True):
             found += [(getattr(state, name).add, key, block) for i, key in keys if bits >> i & 1]
-        for place, (owner, fence, needs, reads, loads, named) in enumerate(cell[1], first):
-            holder = self.things["Holder"][place if named < 0 else named]
+        for place, (owner, fence, needs, reads, loads, own) in enumerate(cell[1], first):
+            holder = self.things["Holder"][place if own < 0 else own]
             found += [(state.holds.add, holder, block), (state.fenced.__setitem__, holder, fence >= 0)]
             found += [(state.fence.__setitem__, holder, fence), *[(state.loading.add, holder, block)] * loads]
             found += [(state.belongs.add, holder, self.things["Owner"][owner])] * (owner >= 0)
@@ -138,23 +129,14 @@ class Scope:
         used = [holder for holder in values["Holder"] if state.holds.of(holder)]
         unused = [holder for holder in values["Holder"] if not state.holds.of(holder)]
         values["Holder"] = used if name == "hand_over" else used + (unused if self.named else unused[:1])
-        domains = [values[sort] for sort in sorts(name)]
-        if not all(domains):
-            return
-        at = [0] * len(domains)
-        while True:
-            chosen = tuple([domain[i] for domain, i in zip(domains, at, strict=True)])
-            try:
-                act(state, *chosen)
-                last = len(at) - 1
-                yield chosen
-            except Refused as refusal:
-                last = asked[refusal.guard]
-            while last >= 0 and at[last] + 1 == len(domains[last]):
-                last -= 1
-            if last < 0:
-                return
-            at[last:] = [at[last] + 1] + [0] * (len(at) - last - 1)
+        refused: tuple[Any, ...] | None = None  # how the last refused arguments begin, as far as the guard speaks of them
+        for chosen in product(*(values[sort] for sort in sorts_of(ACTIONS[name]))):
+            if refused is None or chosen[: len(refused)] != refused:
+                try:
+                    act(state, *chosen)
+                    yield chosen
+                except Refused as refusal:
+                    refused = chosen[: asked[refusal.guard] + 1]
 
     def next(self, form: Form) -> Iterator[tuple[str, tuple[Any, ...], Form]]:
         """Every action that may happen in a state, with its arguments and what comes of it."""
@@ -181,20 +163,13 @@ def _unnamed(cell: Cell, order: tuple[int, ...]) -> Cell:
 
 
 @cache
-def sorts(name: str) -> tuple[str, ...]:
-    """The sort of each parameter of an action."""
-    return tuple(get_annotations(ACTIONS[name].apply)[parameter] for parameter in ACTIONS[name].parameters)
-
-
-@cache
 def spoken() -> dict[str, dict[str, int]]:
     """For each guard of each action the last parameter that it speaks of, -1 of none; read off its term."""
-    found: dict[str, dict[str, int]] = {}
+    kernel, found = Kernel(RULES), dict[str, dict[str, int]]()
     for name, action in ACTIONS.items():
-        symbols = arguments(world := World(), action)
-        guards = taken(world, action, SomeState(world), symbols)
-        texts = {guard: term.sexpr() for guard, term in guards.items()}
-        found[name] = {g: max((i for i, s in enumerate(symbols) if s.sexpr() in text), default=-1) for g, text in texts.items()}
+        numbered = [(i, f"{parameter}?") for i, parameter in enumerate(action.parameters)]
+        texts = {guard: term.sexpr() for guard, term in kernel.after(name)[0].items()}
+        found[name] = {guard: max((i for i, symbol in numbered if symbol in text), default=-1) for guard, text in texts.items()}
     return found
 
 
@@ -212,14 +187,15 @@ class Found:
 def explore(scope: Scope, visit: Callable[[int, Form], object] = lambda depth, form: None) -> Found:
     """All states from the first one of the scope, breadth first; `visit` sees each once. Ends where a clause breaks."""
     found, seen, new = Found(), {scope.start}, [scope.start]
-    for depth in count():
+    while new:
+        depth = len(found.depths)
         found.depths.append(len(new))
         for form in new:
             visit(depth, form)
             rows = broken(scope.load(form), scope.things["Block"], scope.things["Holder"])
             found.broken += [(clause, row, form) for clause, row in rows]
         if found.broken or depth == scope.depth:
-            break
+            return found
         reached = []
         for form in new:
             for name, _, then in scope.next(form):
@@ -228,9 +204,7 @@ def explore(scope: Scope, visit: Callable[[int, Form], object] = lambda depth, f
                     seen.add(then)
                     reached.append(then)
         new = reached
-        if not new:
-            found.complete = True
-            break
+    found.complete = True
     return found
 
 
@@ -238,16 +212,17 @@ COPY = (  # a keyed block of an issued step and a fresh one, both pinned: endpoi
     *(("start", 0), ("acquire", 0, 1, 0), ("stage_write", 0, 1, 2, 0), ("publish", 1, 0), ("issue",)),
     *(("acquire", 1, 2, 0), ("pin", 2, 2, 2), ("pin", 3, 1, 2)),
 )
+ALL: dict[str, Any] = {"kinds": KINDS, "texts": TEXTS}
 SCOPES: dict[str, dict[str, Any]] = {
     "one holder": {"blocks": 1, "holders": 1},
-    "all kinds": {"blocks": 2, "holders": 4, "owners": 2, "groups": (0, 1), "units": (1, 2), "flying": 2, "depth": 5},
-    "copies": {"blocks": 2, "holders": 5, "groups": (0, 1), "units": (1, 2), "flying": 2, "opening": COPY, "depth": 2},
+    "all kinds": {"blocks": 2, "holders": 4, "owners": "rs", **ALL, "flying": 2, "depth": 5},
+    "copies": {"blocks": 2, "holders": 5, **ALL, "flying": 2, "opening": COPY, "depth": 2},
 }
 LONG: dict[str, dict[str, Any]] = {
-    "two keys": {"blocks": 1, "holders": 1, "groups": (0,), "units": (1, 2)},
+    "two keys": {"blocks": 1, "holders": 1, "kinds": ("rows",), "texts": TEXTS},
     "two holders": {"blocks": 1, "holders": 2},
-    "two owners": {"blocks": 1, "holders": 1, "owners": 2, "flying": 2},
-    "three blocks": {"blocks": 3, "holders": 5, "owners": 2, "groups": (0, 1), "units": (1, 2), "flying": 2, "depth": 5},
+    "two owners": {"blocks": 1, "holders": 1, "owners": "rs", "flying": 2},
+    "three blocks": {"blocks": 3, "holders": 5, "owners": "rs", **ALL, "flying": 2, "depth": 5},
     "copies of states": {"blocks": 2, "holders": 5, "flying": 2, "opening": COPY, "depth": 4},
 }
 
@@ -263,8 +238,7 @@ def counted(name: str, *, unordered: bool) -> tuple[str, dict[str, Any]]:
 
 def pinned() -> dict[str, dict[str, Any]]:
     """The golden counts. `python -m kvproof.proofs.explore` derives them anew."""
-    counts: dict[str, dict[str, Any]] = json.loads(GOLDEN.read_text())
-    return counts
+    return dict(json.loads(GOLDEN.read_text()))
 
 
 if __name__ == "__main__":

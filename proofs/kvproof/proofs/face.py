@@ -11,8 +11,9 @@ import ast
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
+from unittest.mock import patch
 
 import z3
 
@@ -54,9 +55,10 @@ class World:
         self.bound += 1
         return z3.Const(f"{sort.lower()}.{self.bound}", self.sorts[sort])
 
-    def every(self, sort: str, predicate: Callable[[Expr], Expr]) -> Expr:
-        row = self.variable(sort)
-        return z3.ForAll([row], truth(predicate(row)))
+    def every(self, sorts: str, predicate: Callable[..., Expr]) -> Expr:
+        """Of all rows of the sorts, which are named in the order in which the predicate takes them."""
+        rows = [self.variable(sort) for sort in sorts.split()]
+        return z3.ForAll(rows, truth(predicate(*rows)))
 
     def some(self, sort: str, predicate: Callable[[Expr], Expr]) -> Expr:
         row = self.variable(sort)
@@ -69,23 +71,12 @@ class World:
                 "Key", lambda k: z3.And([z3.Not(self.answers(c, k)) for c in self.contents.values()])
             ),
             "what extends a content answers its keys": self.every(
-                "Content",
-                lambda new: self.every(
-                    "Content",
-                    lambda old: self.every(
-                        "Key",
-                        lambda k: z3.Implies(z3.And(self.extends(new, old), self.answers(old, k)), self.answers(new, k)),
-                    ),
-                ),
+                "Content Content Key",
+                lambda new, old, k: z3.Implies(z3.And(self.extends(new, old), self.answers(old, k)), self.answers(new, k)),
             ),
             "what answers a key answers all that it covers": self.every(
-                "Content",
-                lambda c: self.every(
-                    "Key",
-                    lambda k: self.every(
-                        "Key", lambda need: z3.Implies(z3.And(self.covers(k, need), self.answers(c, k)), self.answers(c, need))
-                    ),
-                ),
+                "Content Key Key",
+                lambda c, k, need: z3.Implies(z3.And(self.covers(k, need), self.answers(c, k)), self.answers(c, need)),
             ),
         }
 
@@ -120,12 +111,8 @@ def installed(world: World) -> Iterator[None]:
     def refuse(term: Any) -> bool:
         raise TypeError(f"{term} is a term, neither True nor False: use both, either, negate or choose")
 
-    before, logic.symbolic = logic.symbolic, Words(world)
-    plain, z3.BoolRef.__bool__ = z3.BoolRef.__bool__, refuse
-    try:
+    with patch.object(logic, "symbolic", Words(world)), patch.object(z3.BoolRef, "__bool__", refuse):
         yield
-    finally:
-        logic.symbolic, z3.BoolRef.__bool__ = before, plain
 
 
 # ------------------------------------------------------------------------------------------------- relations and functions
@@ -157,8 +144,7 @@ class SomeRelation:
         return self.fn(*pair)
 
     def of(self, left: Expr) -> SomeRows:
-        fn = self.fn
-        return SomeRows(self.world, self.sorts[1], lambda b: fn(left, b))
+        return SomeRows(self.world, self.sorts[1], partial(self.fn, left))
 
     def at(self, right: Expr) -> SomeRows:
         fn = self.fn
@@ -214,14 +200,14 @@ class SomeFunction:
         return self.fn(key)
 
     def __setitem__(self, key: Expr, value: Expr) -> None:
-        self.set_where(lambda k: k == key, value)
+        self.set_where(lambda k: k == key, lambda k: value)
 
     def set_each(self, flags: SomeFunction, value: Expr) -> None:
-        self.set_where(flags.fn, value)
+        self.set_where(flags.fn, lambda k: value)
 
-    def set_where(self, condition: Callable[[Expr], Expr], value: Expr) -> None:
+    def set_where(self, condition: Callable[[Expr], Expr], value: Callable[[Expr], Expr]) -> None:
         old = self.fn
-        self.fn = lambda k: z3.If(condition(k), value, old(k))
+        self.fn = lambda k: z3.If(condition(k), value(k), old(k))
 
     def clear(self) -> None:
         self.fn = lambda k: self.default
@@ -237,28 +223,21 @@ class SomeLayer(SomeFunction):
     def __getitem__(self, key: Expr) -> Expr:
         return z3.If(self.own(key), self.fn(key), self.base[key])
 
-    def set_where(self, condition: Callable[[Expr], Expr], value: Expr) -> None:
+    def set_where(self, condition: Callable[[Expr], Expr], value: Callable[[Expr], Expr]) -> None:
         super().set_where(condition, value)
         own = self.own
         self.own = lambda k: z3.Or(condition(k), own(k))
 
     def sink(self) -> None:
-        parts, below = [(self.own, self.fn)], self.base
-        while isinstance(below, SomeLayer):
-            parts.append((below.own, below.fn))
-            below.clear()
-            below = below.base
-        for own, fn in reversed(parts):
-            _sink(below, own, fn)
-        self.clear()
+        layers = [self]
+        while isinstance(layers[-1].base, SomeLayer):
+            layers.append(layers[-1].base)
+        for layer in reversed(layers):
+            layers[-1].base.set_where(layer.own, layer.fn)
+            layer.clear()
 
     def clear(self) -> None:
         self.own = lambda k: z3.BoolVal(False)
-
-
-def _sink(base: SomeFunction, own: Callable[[Expr], Expr], fn: Callable[[Expr], Expr]) -> None:
-    old = base.fn
-    base.fn = lambda k: z3.If(own(k), fn(k), old(k))
 
 
 Relation: Any = watched(
@@ -321,10 +300,15 @@ def empty(world: World) -> SomeState:
     return state
 
 
-def arguments(world: World, action: Action, tag: str = "") -> list[Expr]:
+@cache
+def sorts_of(action: Action) -> tuple[str, ...]:
+    """The sort of each parameter: its annotation."""
+    return tuple(inspect.get_annotations(action.apply)[name] for name in action.parameters)
+
+
+def arguments(world: World, action: Action) -> list[Expr]:
     """A symbol for each parameter of an action, of the sort that its annotation names."""
-    hints = inspect.get_annotations(action.apply)
-    return [world.constant(f"{name}?{tag}", hints[name]) for name in action.parameters]
+    return [world.constant(f"{name}?", sort) for name, sort in zip(action.parameters, sorts_of(action), strict=True)]
 
 
 def taken(world: World, action: Action, state: SomeState, values: list[Expr]) -> dict[str, Expr]:

@@ -26,10 +26,10 @@ class Anywhere:
         self.state = SomeState(self.world)
         self.holder, self.block = self.world.constant("holder", "Holder"), self.world.constant("block", "Block")
         self.used, self.horizon = self.state.last_use[self.block], self.of(lambda state: state.horizon)
-        self.held = self.state.holds[self.holder, self.block]
         self.fenced, self.fence = self.state.fenced[self.holder], self.state.fence[self.holder]
         self.issued, self.completed = self.state.issued, self.state.completed
-        self.known = self.world.axioms() | clauses_of(self.world, self.state, CLAUSES) | {"it is held": self.held}
+        held = {"it is held": self.state.holds[self.holder, self.block]}
+        self.known = self.world.axioms() | clauses_of(self.world, self.state, CLAUSES) | held
 
     def of(self, term: Any) -> Expr:
         with installed(self.world):

@@ -9,33 +9,28 @@ clause that asks too little: the guard that a run must fail, unseen by the claus
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
-import json
 import linecache
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 import z3
 
-from kvproof.proofs.face import Expr, SomeState, World, arguments, empty, taken, truth
-from kvproof.proofs.obligations import clauses_of
+from kvproof.proofs.face import Expr
+from kvproof.proofs.obligations import Kernel, Tables
 from kvproof.proofs.runner import SolverUnknown
-from kvproof.proofs.runs import Run, replay, shortest
-from kvproof.proofs.scope import Rules, Scope
+from kvproof.proofs.runs import Run, judged, load, save, shortest
+from kvproof.proofs.scope import Guard, Rules, Scope
 from kvproof.spec import actions, clauses
-from kvproof.spec.actions import Action
-from kvproof.spec.clauses import Clause
 from kvproof.spec.errors import KvproofError
 
 START, NEVER = "the start", "can never happen"
 Failure = tuple[str, str]  # an action, or START; the clause that it breaks, or NEVER
 
-STORED = Path(__file__).with_suffix(".json")
 PATCHES = Path(__file__).with_suffix(".txt").read_text()
 
 PATCH = re.compile(
@@ -60,45 +55,41 @@ class Mutant:
     unless: str | None = None
     survives: str | None = None
 
+    @property
+    def unseen(self) -> Guard | None:
+        """The guard of `unless`, with its action."""
+        action, _, guard = (self.unless or "").partition(" / ")
+        return (action, guard) if guard else None
+
 
 MUTANTS: dict[str, Mutant] = {match["name"]: Mutant(**match.groupdict()) for match in PATCH.finditer(PATCHES)}
 
 
 @cache
-def source_of(module: str) -> tuple[str, dict[str, ast.FunctionDef]]:
-    """The text of a module of the rules, and its functions."""
-    text = inspect.getsource(importlib.import_module(f"kvproof.spec.{module}"))
-    return text, {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
-
-
-@cache
-def mutated(mutant: Mutant) -> tuple[Mapping[str, Action], Mapping[str, Clause]]:
+def mutated(mutant: Mutant) -> Tables:
     """The actions and clauses with the mistake in them; the rules themselves stay as they are.
 
     Raises KvproofError where the text to be replaced is not there exactly once.
     """
-    text, functions = source_of(mutant.module)
-    lines, node = text.splitlines(keepends=True), functions.get(mutant.function)
-    start, end = (node.lineno - 1, node.end_lineno) if node else (0, 0)
-    body = "".join(lines[start:end])
+    original = {"actions": actions, "clauses": clauses}[mutant.module]
+    body = inspect.getsource(vars(original)[mutant.function]) if mutant.function in vars(original) else ""
     if (times := body.count(mutant.old)) != 1:
         where = f"{mutant.module}.{mutant.function}"
         raise KvproofError(f"mutant {mutant.name}: {mutant.old!r} is {times} times in {where}, not once: write it anew")
-    text = "".join([*lines[:start], body.replace(mutant.old, mutant.new), *lines[end:]])
+    text = inspect.getsource(original).replace(body, body.replace(mutant.old, mutant.new))
     file, module = f"<mutant {mutant.name}>", ModuleType(f"kvproof.spec.{mutant.module}")
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)  # `Action.guards` reads the source
     exec(compile(text, file, "exec"), vars(module))
     tables = vars(actions) | vars(clauses) | vars(module)
-    return tables["ACTIONS"], tables["CLAUSES"]
+    return Tables(tables["ACTIONS"], tables["CLAUSES"])
 
 
 def touched(mutant: Mutant) -> list[str]:
     """The actions whose obligations the mistake can change: those that use its function, or all where it is in a clause."""
     if mutant.module == "clauses":
         return [*actions.ACTIONS]
-    calls = {
-        name: {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} for name, node in source_of(mutant.module)[1].items()
-    }
+    functions = [node for node in ast.parse(inspect.getsource(actions)).body if isinstance(node, ast.FunctionDef)]
+    calls = {node.name: {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} for node in functions}
     users, more = set[str](), {mutant.function}
     while more:
         users |= more
@@ -109,32 +100,24 @@ def touched(mutant: Mutant) -> list[str]:
 @cache
 def failures(mutant: Mutant) -> tuple[Failure, ...]:
     """The obligations that do not hold any more. Raises SolverUnknown where the solver does not know."""
-    rules, promises = mutated(mutant)
-    world = World()
-    axioms = [*world.axioms().values()]
-    failed = [(START, clause) for clause in _refuted(axioms, clauses_of(world, empty(world), promises))]
-    before = clauses_of(world, SomeState(world), promises)
+    kernel = Kernel(mutated(mutant))
+    failed = [(START, clause) for clause in _refuted(kernel.axioms, kernel.start)]
     for name in touched(mutant):
-        state = SomeState(world)
-        guards = taken(world, rules[name], state, arguments(world, rules[name]))
-        premises = [*axioms, *before.values(), *guards.values()]
-        failed += [(name, clause) for clause in _refuted(premises, clauses_of(world, state, promises))]
+        guards, goals = kernel.after(name)
+        failed += [(name, clause) for clause in _refuted(kernel.known | guards, goals)]
     return tuple(failed)
 
 
-def _refuted(premises: list[Expr], goals: Mapping[str, Expr]) -> Iterator[str]:
+def _refuted(premises: Mapping[str, Expr], goals: Mapping[str, Expr]) -> Iterator[str]:
     """The goals that the premises do not imply, or NEVER where the premises contradict each other."""
     solver = z3.Solver()
     solver.set("timeout", 20_000)
-    solver.add(*map(truth, premises))
+    solver.add(*premises.values())
     if solver.check() == z3.unsat:
         yield NEVER
         return
     for name, goal in goals.items():
-        solver.push()
-        solver.add(z3.Not(truth(goal)))
-        answer = solver.check()
-        solver.pop()
+        answer = solver.check(z3.Not(goal))
         if answer == z3.unknown:
             raise SolverUnknown(f"the solver does not know: {solver.reason_unknown()}")
         if answer == z3.sat:
@@ -148,33 +131,21 @@ def search(mutant: Mutant, seconds: float = 600) -> Run | None:
     """A shortest run of the tiny scope that breaks a clause: within the mutated guards but for the one of `unless`, which
     the steps before the last may fail. No load fails in it, since that would put any bytes anywhere."""
     rules, promises = mutated(mutant)
-    formulas = Rules(Scope(), {name: action for name, action in rules.items() if name != "spoil"}, promises)
+    formulas = Rules(Scope(), Tables({name: rule for name, rule in rules.items() if name != "spoil"}, promises))
     whole = z3.Not(z3.substitute(formulas.broken, *zip(formulas.after, formulas.before, strict=True)))
     goal = z3.And(whole, formulas.broken, formulas.legal())
-    dropped = tuple(mutant.unless.split(" / ")) if mutant.unless else None
-    return shortest(formulas, goal, 12, seconds, dropped)[0]  # type: ignore[arg-type]
+    return shortest(formulas, goal, 12, seconds, mutant.unseen)[0]
 
 
 def stands(mutant: Mutant, run: Run) -> bool:
     """Whether the last step of the run, and no other, breaks a clause of the mutant on the concrete face."""
-    *moments, last = replay(run, *mutated(mutant))
-    allowed = {(mutant.unless or "").partition(" / ")[2]}
-    return bool(last.broken) and not last.refused and all(not m.broken and allowed.issuperset(m.refused) for m in moments)
-
-
-@cache
-def stored() -> dict[str, Run]:
-    """The runs that were found before, by name of the mutant."""
-    found = json.loads(STORED.read_text()) if STORED.exists() else {}
-    return {
-        name: Run(tuple((action, tuple(values)) for action, *values in steps), unordered)
-        for name, (unordered, steps) in found.items()
-    }
+    moments, wrong = judged(replace(run, dropped=mutant.unseen), mutated(mutant))
+    return not wrong and bool(moments[-1].broken) and not moments[-1].refused
 
 
 def run_of(mutant: Mutant, seconds: float = 20.0) -> Run | None:
     """The run that was found before, or else what so many seconds find; none where nothing breaks."""
-    return stored().get(mutant.name) or (search(mutant, seconds) if breaks(mutant) else None)
+    return load()[0]["mutants"].get(mutant.name) or (search(mutant, seconds) if breaks(mutant) else None)
 
 
 def breaks(mutant: Mutant) -> set[str]:
@@ -184,9 +155,8 @@ def breaks(mutant: Mutant) -> set[str]:
 
 def refresh() -> list[str]:
     """Searches the runs that are missing or do not stand any more, and stores all. Returns the mutants that lack one."""
-    runs = {name: stored().get(name) for name, mutant in MUTANTS.items() if breaks(mutant)}
-    runs = {name: run if run and stands(MUTANTS[name], run) else search(MUTANTS[name]) for name, run in runs.items()}
-    rows = [f'"{name}": {json.dumps([run.unordered, [[a, *v] for a, v in run.steps]])}' for name, run in runs.items() if run]
-    STORED.write_text("{\n" + ",\n".join(rows) + "\n}\n")
-    stored.cache_clear()
-    return [name for name, run in runs.items() if run is None]
+    runs, fresh = load()
+    kept = {name: runs["mutants"].get(name) for name, mutant in MUTANTS.items() if breaks(mutant)}
+    found = {name: run if run and stands(MUTANTS[name], run) else search(MUTANTS[name]) for name, run in kept.items()}
+    save(runs | {"mutants": {name: run for name, run in found.items() if run}}, fresh=fresh)
+    return [name for name, run in found.items() if run is None]

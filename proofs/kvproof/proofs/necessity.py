@@ -7,62 +7,49 @@ guard. A guard that no clause misses has no run in any scope; `unmissed` proves 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import z3
 
 from kvproof.proofs import witness
-from kvproof.proofs.face import SomeState, World, arguments, taken, truth
-from kvproof.proofs.obligations import clauses_of
-from kvproof.proofs.runs import STORE, Run, Search, load, replay, save, shortest
+from kvproof.proofs.obligations import RULES, Kernel, Tables
+from kvproof.proofs.runs import STORE, Run, Search, judged, load, save
 from kvproof.proofs.scope import Guard, Rules, Scope
-from kvproof.spec.actions import ACTIONS, DEVICE_ORDER, Action
-from kvproof.spec.clauses import CLAUSES, Clause
+from kvproof.spec.actions import DEVICE_ORDER
 
 Say = Callable[[str], None]
 TIDY = 7  # greatest depth at which runs are looked for that leave no known content where any may be left
 
 
-def guards(actions: Mapping[str, Action] = ACTIONS) -> list[Guard]:
-    return [(name, guard) for name, action in actions.items() for guard in action.guards]
+def guards(rules: Tables = RULES) -> list[Guard]:
+    return [(name, guard) for name, action in rules.actions.items() for guard in action.guards]
 
 
-def unmissed(
-    actions: Mapping[str, Action] = ACTIONS, clauses: Mapping[str, Clause] = CLAUSES, seconds: float = 10.0
-) -> dict[Guard, bool]:
+def unmissed(rules: Tables = RULES, seconds: float = 10.0) -> dict[Guard, bool]:
     """The guards without which their action keeps every clause all the same, proved without bounds; and of each whether the
     other guards and the clauses imply it. One that z3 does not know about is not among them."""
-    world, found = World(), {}
-    before = [*world.axioms().values(), *clauses_of(world, SomeState(world), clauses).values()]
-    for action in actions.values():
-        state = SomeState(world)
-        asked = taken(world, action, state, arguments(world, action))
-        kept = z3.And([truth(goal) for goal in clauses_of(world, state, clauses).values()])
+    kernel, found = Kernel(rules), {}
+    for name in rules.actions:
+        asked, kept = kernel.after(name)
         for guard in asked:
             solver = z3.Solver()
             solver.set("timeout", round(1000 * seconds))
-            solver.add(*before, *(truth(term) for name, term in asked.items() if name != guard))
-            if solver.check(z3.Not(kept)) == z3.unsat:
-                found[action.name, guard] = solver.check(z3.Not(truth(asked[guard]))) == z3.unsat
+            solver.add(*kernel.known.values(), *(term for other, term in asked.items() if other != guard))
+            if solver.check(z3.Not(z3.And([*kept.values()]))) == z3.unsat:
+                found[name, guard] = solver.check(z3.Not(asked[guard])) == z3.unsat
     return found
 
 
 def search(
-    wanted: list[Guard],
-    actions: Mapping[str, Action] = ACTIONS,
-    clauses: Mapping[str, Clause] = CLAUSES,
-    *,
-    depth: int = 10,
-    seconds: float = 600.0,
-    say: Say = lambda line: None,
+    wanted: list[Guard], tables: Tables = RULES, *, depth: int = 10, seconds: float = 600.0, say: Say = lambda line: None
 ) -> Iterator[tuple[Guard, Run | int]]:
     """A shortest run for each guard; or, where there is none or time is up, how many actions a run has at least to have, less
-    one. First where only the last action violates the guard and outside writers leave nothing known; then with any content;
-    then with the guard not asked at all. Raises RuntimeError where a clause breaks with all guards in place."""
-    rules, end = Rules(Scope(), actions, clauses), time.monotonic() + seconds
-    left, bounds = list(wanted), dict.fromkeys(wanted, depth)
+    one. Only the last action violates the guard. First where outside writers leave nothing known, then with any content.
+    Raises RuntimeError where a clause breaks with all guards in place."""
+    rules, end = Rules(Scope(), tables), time.monotonic() + seconds
+    left = list(wanted)
     for within, deepest in ((rules.tidy, min(depth, TIDY)), (z3.BoolVal(True), depth)):
         goals = {("", ""): z3.And(rules.broken, rules.legal())}
         for action, guard in left:
@@ -77,28 +64,16 @@ def search(
             yield found, replace(run, dropped=found)
             if not left:
                 return
-        bounds |= {dropped: min(bounds[dropped], looking.depth) for dropped in left}
         say(f"{len(left)} guards without a run of up to {looking.depth} actions {looking.gave_up}")
-    for dropped in left:
-        alone, looked = shortest(rules, rules.broken, depth, end - time.monotonic(), dropped)
-        yield dropped, alone or min(bounds[dropped], looked.depth)
+    yield from ((dropped, looking.depth) for dropped in left)
 
 
-def faults(run: Run, actions: Mapping[str, Action] = ACTIONS, clauses: Mapping[str, Clause] = CLAUSES) -> list[str]:
+def faults(run: Run, rules: Tables = RULES) -> list[str]:
     """What is wrong with a run that is to show that its dropped guard is necessary; taken on the concrete state."""
-    try:
-        moments = replay(run, actions, clauses)
-    except (KeyError, ValueError, TypeError) as error:
-        return [f"it cannot be taken: {error!r}"]
-    found = []
-    for i, ((name, _), moment) in enumerate(zip(run.steps, moments, strict=True), 1):
-        if any((name, guard) != run.dropped for guard in moment.refused):
-            found.append(f"action {i} is refused: {', '.join(moment.refused)}")
-        if moment.broken and i < len(moments):
-            found.append(f"action {i} breaks a clause before the last: {moment.broken[0][0]}")
-    if not moments or not moments[-1].broken:
+    moments, found = judged(run, rules)
+    if not any(last.broken for last in moments[-1:]):
         found.append("no clause breaks")
-    if not moments or not moments[-1].refused:
+    if not any(last.refused for last in moments[-1:]):
         found.append("the last action does not violate the guard")
     return found
 
@@ -108,18 +83,18 @@ def refresh(path: Path = STORE, *, depth: int = 10, seconds: float = 600.0, say:
     shows what it is to show stays until a shorter one is found. Returns what has none."""
     runs, fresh = load(path)
     kept = {name: run for name, run in runs["guards"].items() if not faults(run)}
-    wanted = [guard for guard in guards() if not fresh or " / ".join(guard) not in kept]
-    needless = unmissed() if wanted else {}
-    say(f"{len(wanted)} guards to search a run for; {len(needless)} that no clause misses")
+    missed = [guard for guard in guards() if guard[1] not in DEVICE_ORDER]
+    wanted = [guard for guard in missed if not fresh or " / ".join(guard) not in kept]
+    say(f"{len(wanted)} guards to search a run for")
     try:
-        for guard, found in search([guard for guard in wanted if guard not in needless], depth=depth, seconds=seconds, say=say):
+        for guard, found in search(wanted, depth=depth, seconds=seconds, say=say) if wanted else ():
             name = " / ".join(guard)
             if isinstance(found, Run):
                 kept[name] = found
             elif name in kept:
                 kept[name] = replace(kept[name], bound=min(found, len(kept[name].steps) - 1))
     finally:
-        witnesses = witness.refreshed(runs, fresh)
-        save({"guards": kept, **witnesses}, path)
-    lacking = [" / ".join(guard) for guard in guards() if guard[1] not in DEVICE_ORDER and " / ".join(guard) not in kept]
-    return lacking + [f"no witness: {name}" for name in witness.lacking(witnesses)]
+        witness.refresh(runs, fresh)
+        save(runs | {"guards": kept}, path)
+    lacking = [" / ".join(guard) for guard in missed if " / ".join(guard) not in kept]
+    return lacking + [f"no witness: {name}" for name in witness.lacking(runs)]

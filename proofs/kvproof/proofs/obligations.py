@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import z3
 
@@ -38,24 +39,19 @@ class Obligation:
         return hashlib.sha256(f"{self.expect}\n{self.smt}".encode()).hexdigest()
 
 
-def theorem(
-    family: str, name: tuple[str, ...], sentence: str, premises: Mapping[str, Expr] | str, goal: Expr, declarations: str = ""
-) -> Obligation:
-    """That the premises imply the goal. Premises may come as a text that `asserted` made, to be made once for many goals.
-    declarations: of all that they name; gathered from them where not given."""
-    refutation = {"not so": z3.Not(truth(goal))}
-    if not isinstance(premises, str):
-        declarations = declarations or gathered([*premises.values(), goal])
-        premises = asserted(premises)
-    return Obligation(family, name, sentence, "\n".join([declarations, premises, asserted(refutation), "(check-sat)"]))
+def theorem(family: str, name: tuple[str, ...], sentence: str, premises: Mapping[str, Expr], goal: Expr) -> Obligation:
+    """That the premises imply the goal."""
+    return Obligation(family, name, sentence, refutation(gathered([*premises.values(), goal]), asserted(premises), goal))
 
 
-def witness(
-    family: str, name: tuple[str, ...], sentence: str, premises: Mapping[str, Expr], declarations: str = ""
-) -> Obligation:
+def witness(family: str, name: tuple[str, ...], sentence: str, premises: Mapping[str, Expr]) -> Obligation:
     """That the premises can hold together."""
-    text = "\n".join([declarations or gathered(premises.values()), asserted(premises), "(check-sat)"])
+    text = "\n".join([gathered(premises.values()), asserted(premises), "(check-sat)"])
     return Obligation(family, name, sentence, text, "sat")
+
+
+def refutation(declarations: str, premises: str, goal: Expr) -> str:
+    return "\n".join([declarations, premises, asserted({"not so": z3.Not(truth(goal))}), "(check-sat)"])
 
 
 def asserted(terms: Mapping[str, Expr]) -> str:
@@ -80,7 +76,7 @@ def clauses_of(world: World, state: State, clauses: Mapping[str, Clause]) -> dic
         return {
             name: truth(entry.holds(state))
             if entry.row == "clock"
-            else world.every(entry.row.capitalize(), lambda row, entry=entry: entry.holds(state, row))  # type: ignore[misc]
+            else world.every(entry.row.capitalize(), lambda row, entry=entry: entry.holds(state, row))
             for name, entry in clauses.items()
         }
 
@@ -90,22 +86,44 @@ def declared(world: World) -> str:
     return "\n".join([*sorts, *(declaration.sexpr() for declaration in world.declarations.values())])
 
 
-def induction(actions: Mapping[str, Action] = ACTIONS, clauses: Mapping[str, Clause] = CLAUSES) -> Iterator[Obligation]:
+class Tables(NamedTuple):
+    """Rules: actions and clauses by name."""
+
+    actions: Mapping[str, Action] = ACTIONS
+    clauses: Mapping[str, Clause] = CLAUSES
+
+
+RULES = Tables()
+
+
+class Kernel:
+    """Rules on terms. axioms; start: each clause of the first state; known: the axioms, and each clause of any state."""
+
+    def __init__(self, rules: Tables) -> None:
+        self.world, (self.actions, self.clauses) = World(), rules
+        self.start = clauses_of(self.world, empty(self.world), self.clauses)
+        self.axioms = self.world.axioms()
+        self.known = self.axioms | clauses_of(self.world, SomeState(self.world), self.clauses)
+        self._bound, self._declarations = self.world.bound, dict(self.world.declarations)
+
+    def after(self, name: str) -> tuple[dict[str, Expr], dict[str, Expr]]:
+        """The guards of an action in any state, and each clause of the state after it; nothing else is declared then."""
+        self.world.bound, self.world.declarations = self._bound, dict(self._declarations)
+        state, action = SomeState(self.world), self.actions[name]
+        guards = taken(self.world, action, state, arguments(self.world, action))
+        return guards, clauses_of(self.world, state, self.clauses)
+
+
+def induction() -> Iterator[Obligation]:
     """Every clause holds at the start, and every action preserves every clause: for any number of blocks, holders, owners,
     keys, contents and steps."""
-    world = World()
-    start = clauses_of(world, empty(world), clauses)
-    axioms = world.axioms()
-    for name, goal in start.items():
-        yield theorem("start", (name,), f"At the start, {name}.", axioms, goal, declared(world))
-    before = clauses_of(world, SomeState(world), clauses)
-    assumed = asserted({**axioms, **before})
-    bound, known = world.bound, dict(world.declarations)
-    for action in actions.values():
-        world.bound, world.declarations = bound, dict(known)
-        state = SomeState(world)
-        guards = taken(world, action, state, arguments(world, action))
-        premises, declarations = "\n".join([assumed, asserted(guards)]), declared(world)
-        for name, goal in clauses_of(world, state, clauses).items():
-            sentence = f"After `{action.name}`, {name}."
-            yield theorem("induction", (action.name, name), sentence, premises, goal, declarations)
+    kernel = Kernel(RULES)
+    axioms, known, declarations = asserted(kernel.axioms), asserted(kernel.known), declared(kernel.world)
+    for clause, goal in kernel.start.items():
+        yield Obligation("start", (clause,), f"At the start, {clause}.", refutation(declarations, axioms, goal))
+    for action in ACTIONS:
+        guards, goals = kernel.after(action)
+        premises, declarations = "\n".join([known, asserted(guards)]), declared(kernel.world)
+        for clause, goal in goals.items():
+            text = refutation(declarations, premises, goal)
+            yield Obligation("induction", (action, clause), f"After `{action}`, {clause}.", text)

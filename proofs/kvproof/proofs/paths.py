@@ -14,12 +14,13 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import combinations, count
 from operator import add, eq, ge, gt, le, lt, ne, sub
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import z3
 
@@ -124,9 +125,10 @@ class Sizes:
         self.definitions: dict[str, list[str]] = {}
         self.meanings: dict[str, str] = {}  # of products and quotients; for witnesses
         self.premises: dict[str, Expr] = {}
+        self.promises: list[Obligation] = []
         self.products: dict[Expr, dict[Expr, Expr]] = {}  # by divisor and quotient
         self.factors: dict[Expr, list[tuple[Expr, Expr]]] = {}
-        self.solver, self.levels = z3.SimpleSolver(), list[tuple[int, bool]]()
+        self.solver = z3.SimpleSolver()
         self.script, self.trail, self.dropped = Trail(), Trail(), list[Expr]()
         self.births: Iterator[str] | None = None
         self.runs = count()
@@ -157,11 +159,6 @@ class Sizes:
         self.definitions[name] = [] if kind in ("times", "floor", "ceiling") else [self.meanings[name]]
         return self.declared(name, term.sort())()
 
-    def times(self, x: Expr, d: Expr) -> Expr:
-        if ("times", x, d) not in self.known:
-            self.known["times", x, d] = self.named("times", TIMES(x, d))
-        return self.known["times", x, d]
-
     def product(self, x: Expr, d: Expr) -> Expr:
         if z3.is_int_value(x) or z3.is_int_value(d):
             return z3.simplify(x * d)
@@ -169,11 +166,11 @@ class Sizes:
             return -self.product(x.arg(0), d)
         x, others = z3.simplify(x), self.products.setdefault(d, {})
         if x not in others:
-            made = others[x] = self.times(x, d)
+            made = others[x] = self.named("times", TIMES(x, d))
             self.factors[made] = [(x, d)]
-            self.always(z3.Implies(z3.And(d >= 1, x >= 1), made >= d))
+            self.solver.add(z3.Implies(z3.And(d >= 1, x >= 1), made >= d))
             for first, second in self.factors.get(d, []):  # a multiple of a product is one of its right factor
-                same = self.product(self.times(x, first), second)
+                same = self.product(self.product(x, first), second)
                 self.definitions[made.sexpr()].append(f"(= {made.sexpr()} {same.sexpr()})")
         return others[x]
 
@@ -186,7 +183,7 @@ class Sizes:
         made = self.named("ceiling", CEILING(x, d)) if up else self.named("floor", FLOOR(x, d))
         least = self.product(made, d) - d + 1 if up else self.product(made, d)
         self.definitions[made.sexpr()].append(f"(within {least.sexpr()} {x.sexpr()} {d.sexpr()})")
-        self.always(z3.Implies(d >= 1, z3.And(least <= x, x < least + d)))
+        self.solver.add(z3.Implies(d >= 1, z3.And(least <= x, x < least + d)))
         return -made if up else made
 
     def multiple(self, first: Any, *others: Any) -> Any:
@@ -212,24 +209,11 @@ class Sizes:
 
     # ------------------------------------------------------------------------------------------------------------------ runs
 
-    def always(self, fact: Expr) -> None:
-        self.solver.pop(len(self.levels))
-        self.levels = []
-        self.solver.add(fact)
-
     def possible(self, truth: Symbol, answer: bool) -> bool:
         """Whether the path may go on so. Most facts of products are left out: a path too many does no harm, and of one that is
         not followed the result is any (`_explored`)."""
-        asked = [*((symbol.term, given) for symbol, given, _ in self.trail), (truth.term, answer)]
-        path = [(term.get_id(), given) for term, given in asked]
-        shared = min(len(self.levels), len(path))
-        same = next((at for at in range(shared) if self.levels[at] != path[at]), shared)
-        self.solver.pop(len(self.levels) - same)
-        for term, given in asked[same:]:
-            self.solver.push()
-            self.solver.add(term if given else z3.Not(term))
-        self.levels = path
-        return bool(self.solver.check() != z3.unsat)
+        path = [*self.trail, (truth, answer, False)]
+        return bool(self.solver.check(*(asked.term if given else z3.Not(asked.term) for asked, given, _ in path)) != z3.unsat)
 
     def decided(self, truth: Symbol) -> bool:
         if z3.is_true(truth.term) or z3.is_false(truth.term):
@@ -249,26 +233,22 @@ class Sizes:
             self.trail.append((truth, yes, yes and no))
         return self.trail[at][1]
 
-    def merged(self, run: Callable[[], Any]) -> Any:
-        """What a function returns, over all its paths, as one symbol. A dropped path promises nothing."""
-        return self._merged(run)[0]
-
-    def _merged(self, run: Callable[[], Any]) -> tuple[Any, list[Expr]]:
+    def merged(self, run: Callable[[], Any], dropped: list[Expr] | None = None) -> Any:
+        """What a function returns over all paths, as one symbol. A dropped path promises nothing: `dropped` gets its denial."""
         outer = self.script, self.trail, self.births, self.dropped
-        self.dropped = []
-        value, dropped = self._explored(run, [], next(self.runs)), self.dropped
+        self.dropped = [] if dropped is None else dropped
+        value = self._explored(run, [], next(self.runs))
         self.script, self.trail, self.births, self.dropped = outer
-        return self.symbol(True) if value is None else value, dropped
+        return self.symbol(True) if value is None else value
 
     def _explored(self, run: Callable[[], Any], script: Trail, number: int) -> Any:
         self.script, self.trail, self.births = script, [], (f"{number}.{birth}" for birth in count())
         try:
             value = self.symbol(run())
         except Dropped:
+            path = [asked.term if answer else z3.Not(asked.term) for asked, answer, _ in self.trail]
             value = None
-            self.dropped.append(
-                z3.Not(z3.And([asked.term if answer else z3.Not(asked.term) for asked, answer, _ in self.trail]))
-            )
+            self.dropped.append(z3.Not(z3.And(path)))
         trail = self.trail
         for at in reversed(range(len(script), len(trail))):
             asked, answer, both = trail[at]
@@ -294,7 +274,8 @@ class Sizes:
             key = (function, id(self.shown), *((v,) if isinstance(v, int) else id(v) for v in (*args, *named.values())))
             if key not in self.known:
                 self.kept += [*args, *named.values()]
-                value, dropped = self._merged(lambda: function(*args, **named))
+                dropped: list[Expr] = []
+                value = self.merged(lambda: function(*args, **named), dropped)
                 if z3.is_app_of(value.term, z3.Z3_OP_ITE):
                     value = self.symbol(self.named(function.__name__, value.term))
                     self.definitions[value.term.sexpr()] += [path.sexpr() for path in dropped]
@@ -307,27 +288,31 @@ class Sizes:
     def running(self, *modules: ModuleType, **words: Any) -> Iterator[None]:
         """Inside, functions of the modules run on symbols: those that return an integer are merged call by call, and they
         find symbolic words where Python's own insist on its integers."""
-        before = [(vars(module), dict(vars(module))) for module in modules]
-        for names, own in before:
-            numeric = {name: f for name, f in own.items() if inspect.isfunction(f) and f.__annotations__.get("return") == "int"}
-            names.update({name: self.summary(function) for name, function in numeric.items()} | self.words | words)
-        try:
+        with ExitStack() as stack:
+            for own in map(vars, modules):
+                functions = {name: value for name, value in own.items() if inspect.isfunction(value)}
+                numeric = [name for name, function in functions.items() if function.__annotations__.get("return") == "int"]
+                merged = {name: self.summary(functions[name]) for name in numeric}
+                stack.enter_context(patch.dict(own, merged | self.words | words))
             yield
-        finally:
-            for names, own in before:
-                for name in [name for name in names if name not in own]:
-                    del names[name]
-                names.update(own)
 
     # ------------------------------------------------------------------------------------------------------------ obligations
 
     def assume(self, name: str, run: Callable[[], Any]) -> None:
         self.premises[name] = self.merged(run).term
-        self.always(self.premises[name])
+        self.solver.add(self.premises[name])
 
-    def promise(
-        self, name: str, sentence: str, then: Callable[[], Any], given: Callable[[], Any] = lambda: True
-    ) -> Iterator[Obligation]:
+    def promise(self, given: Callable[[], Any] = lambda: True, kind: str = "") -> Callable[[Callable[[], Any]], None]:
+        """Makes a function without parameters a promise: a name, of `kind` if there are several; a sentence; what is true."""
+
+        def promised(then: Callable[[], Any]) -> None:
+            name = then.__name__.replace("_", " ") + (kind and f", {kind}")
+            sentence = " ".join((then.__doc__ or "").split()).format(kind=kind)
+            self.promises += self.obliged(name, sentence, then, given)
+
+        return promised
+
+    def obliged(self, name: str, sentence: str, then: Callable[[], Any], given: Callable[[], Any]) -> list[Obligation]:
         """That `then` is true wherever `given` is, and that this is somewhere."""
         holds = self.merged(given)
         goal = self.merged(lambda: then() if holds else True).term
@@ -336,12 +321,12 @@ class Sizes:
         for d, products in self.products.items():
             named = [("0", "0")] + [(x.sexpr(), p.sexpr()) for x, p in products.items() if p.sexpr() in used]
             facts += [f"(apart {x} {p} {y} {q} {d.sexpr()})" for (x, p), (y, q) in combinations(named, 2)]
-        yield Obligation("policy", (name,), sentence, script(FACTS, declared, facts, *assumed, z3.Not(goal)))
+        theorem = Obligation("policy", (name,), sentence, script(FACTS, declared, facts, *assumed, z3.Not(goal)))
         used, declared, facts = self.used(*assumed, *map(z3.Int, self.sample))
         facts += [self.meanings[name] for name in self.meanings if name in used]
         facts += [f"(= {symbol} {value})" for symbol, value in self.sample.items() if symbol in used]
         smt = script(MEANINGS + FACTS, declared, facts, *assumed)
-        yield Obligation("witness", ("policy", name), f"There are such cases: {sentence}", smt, "sat")
+        return [theorem, Obligation("witness", ("policy", name), f"There are such cases: {sentence}", smt, "sat")]
 
     def used(self, *terms: Expr) -> tuple[set[str], str, list[str]]:
         """The constants that terms speak of and those that their definitions need; their declarations and definitions."""

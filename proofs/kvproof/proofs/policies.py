@@ -11,7 +11,8 @@ from typing import Any
 
 from kvproof.proofs.obligations import Obligation
 from kvproof.proofs.paths import BOOL, INT, Dropped, Sizes, arithmetic
-from kvproof.spec import chunks, demand, geometry, lookup
+from kvproof.spec import chunks, geometry, lookup
+from kvproof.spec import demand as needs
 from kvproof.spec.demand import Ask
 from kvproof.spec.geometry import Geometry, Group, Kind
 from kvproof.spec.records import Config
@@ -27,7 +28,7 @@ def on_grid(at: Any, size: Any) -> Any:
     return at // size * size == at
 
 
-def chunk_stops() -> Iterator[Obligation]:
+def chunk_stops() -> list[Obligation]:
     """Chunks of a request, where the unit divides the block. They may come in any order."""
     s = Sizes(unit=2, ratio=3, start=6)
     unit, ratio, widest, prompt, length, junction = s.numbers("unit ratio widest prompt length junction")
@@ -37,7 +38,7 @@ def chunk_stops() -> Iterator[Obligation]:
     s.assume("a chunk", lambda: start >= 0 and 0 <= wanted <= widest and start + wanted <= length)
     with s.running(chunks):
         end, last = chunks.prefill_end(prompt, length), (length - 1) // block * block
-        tail, marked = chunks.tail(prompt, unit), chunks.junction_stop(junction, prompt, block, exact)
+        last_unit, marked = chunks.tail(prompt, unit), chunks.junction_stop(junction, prompt, block, exact)
         sizes = {"block": block, "unit": unit, "widest": widest, "junction": junction, "checkpoint": checkpoint}
         got = chunks.chunk(start, wanted, prompt, length, **sizes)
         stop, ahead = start + got, start + wanted
@@ -48,88 +49,85 @@ def chunk_stops() -> Iterator[Obligation]:
         plain = s.merged(lambda: start < end and not exported)
 
         def allowed(at: Any) -> Any:
-            return on_grid(at, block) or (at == tail and tail > last) or at == junction
+            return on_grid(at, block) or (at == last_unit and last_unit > last) or at == junction
 
-        yield from s.promise("chunk budget", "A chunk takes from 0 to `wanted` tokens.", lambda: 0 <= got <= wanted)
-        yield from s.promise(
-            "chunk progress",
-            "A chunk that may take a block, as much as the widest step, or the rest of the prefill takes a token or more.",
-            lambda: got >= 1 or not enough,
-        )
-        yield from s.promise(
-            "chunk waits",
-            "A chunk takes nothing exactly where it may take nothing, or where it reaches neither a position on the grid nor "
-            "the end of the prefill, and a block fits into a step.",
-            lambda: (got == 0) == (wanted == 0 or (ahead < end and ahead // block * block <= start and block <= widest)),
-        )
-        yield from s.promise(
-            "chunk cover",
-            "What is left to compute shrinks with each such chunk, and to no less than nothing: they add up to the text.",
-            lambda: 0 <= length - stop < length - start,
-            lambda: start < length and enough,
-        )
-        yield from s.promise(
-            "chunk end",
-            "A chunk that stops short of the end of the prefill does so on the grid, at the junction, or at a tail that the "
-            "text has not outgrown, where a block fits into a step.",
-            lambda: allowed(stop),
-            lambda: short,
-        )
-        yield from s.promise(
-            "chunk once per block",
-            "Two such stops off the grid and in one block are the tail and the junction: so there is at most one in each "
-            "block, unless these two share it.",
-            lambda: (one == tail and two == junction) or (one == junction and two == tail),
-            lambda: (
-                (allowed(one) and allowed(two) and one != two and one // block == two // block)
-                and not (on_grid(one, block) or on_grid(two, block))
-            ),
-        )
-        yield from s.promise(
-            "chunk key",
-            "Such a stop is a unit boundary where the junction is one, so a state that is kept there has a key.",
-            lambda: on_grid(stop, unit),
-            lambda: short and on_grid(junction, unit),
-        )
-        yield from s.promise(
-            "chunk junction",
-            "No chunk of the prefill runs past the junction.",
-            lambda: start >= end or not start < junction < stop,
-        )
-        yield from s.promise(
-            "chunk stops",
-            "A chunk of the prefill that exports nothing runs past neither the last block nor a tail that is not outgrown.",
-            lambda: not start < last < stop and not (tail > last and start < tail < stop),
-            lambda: plain,
-        )
-        yield from s.promise(
-            "chunk realign",
-            "Nor does it run past a position on the grid, if it starts inside a block or no step is as wide as a block.",
-            lambda: not start < at // block * block < stop,
-            lambda: plain and (not on_grid(start, block) or widest < block),
-        )
-        yield from s.promise(
-            "checkpoint position",
-            "An exported state is at a unit boundary inside its chunk, which ends the prefill, and leaves a token of it; its "
-            "slot, the last but one, is not that of the state before.",
-            lambda: (
-                (start < position < end <= stop and on_grid(position, unit)) and -(-start // block) - 1 < -(-stop // block) - 2
-            ),
-            lambda: exported,
-        )
-        yield from s.promise(
-            "tail",
-            "The tail is a unit boundary and leaves from one token to a unit of the prompt.",
-            lambda: on_grid(tail, unit) and tail >= 0 and 1 <= prompt - tail <= unit,
-        )
-        yield from s.promise(
-            "junction stop",
-            "The stop for a junction is less than a block before it, on the grid; for an exact one in the prompt it is there.",
-            lambda: (
-                0 <= junction - marked < block
-                and (marked == junction if exact and junction <= prompt else on_grid(marked, block))
-            ),
-        )
+        def two_in_one_block() -> Any:
+            beside = not (on_grid(one, block) or on_grid(two, block))
+            return allowed(one) and allowed(two) and one != two and one // block == two // block and beside
+
+        @s.promise()
+        def chunk_budget() -> Any:
+            """A chunk takes from 0 to `wanted` tokens."""
+            return 0 <= got <= wanted
+
+        @s.promise()
+        def chunk_progress() -> Any:
+            """A chunk that may take a block, as much as the widest step, or the rest of the prefill takes a token or more."""
+            return got >= 1 or not enough
+
+        @s.promise()
+        def chunk_waits() -> Any:
+            """A chunk takes nothing exactly where it may take nothing, or where it reaches neither a position on the grid nor
+            the end of the prefill, and a block fits into a step."""
+            return (got == 0) == (wanted == 0 or (ahead < end and ahead // block * block <= start and block <= widest))
+
+        @s.promise(lambda: start < length and enough)
+        def chunk_cover() -> Any:
+            """What is left to compute shrinks with each such chunk, and to no less than nothing: they add up to the text."""
+            return 0 <= length - stop < length - start
+
+        @s.promise(lambda: short)
+        def chunk_end() -> Any:
+            """A chunk that stops short of the end of the prefill does so on the grid, at the junction, or at a tail that the
+            text has not outgrown, where a block fits into a step."""
+            return allowed(stop)
+
+        @s.promise(two_in_one_block)
+        def chunk_once_per_block() -> Any:
+            """Two such stops off the grid and in one block are the tail and the junction: so there is at most one in each
+            block, unless these two share it."""
+            return (one == last_unit and two == junction) or (one == junction and two == last_unit)
+
+        @s.promise(lambda: short and on_grid(junction, unit))
+        def chunk_key() -> Any:
+            """Such a stop is a unit boundary where the junction is one, so a state that is kept there has a key."""
+            return on_grid(stop, unit)
+
+        @s.promise()
+        def chunk_junction() -> Any:
+            """No chunk of the prefill runs past the junction."""
+            return start >= end or not start < junction < stop
+
+        @s.promise(lambda: plain)
+        def chunk_stops() -> Any:
+            """A chunk of the prefill that exports nothing runs past neither the last block nor a tail that is not outgrown."""
+            return not start < last < stop and not (last_unit > last and start < last_unit < stop)
+
+        @s.promise(lambda: plain and (not on_grid(start, block) or widest < block))
+        def chunk_realign() -> Any:
+            """Nor does it run past a position on the grid, if it starts inside a block or no step is as wide as a block."""
+            return not start < at // block * block < stop
+
+        @s.promise(lambda: exported)
+        def checkpoint_position() -> Any:
+            """An exported state is at a unit boundary inside its chunk, which ends the prefill, and leaves a token of it; its
+            slot, the last but one, is not that of the state before."""
+            inside = start < position < end <= stop and on_grid(position, unit)
+            return inside and -(-start // block) - 1 < -(-stop // block) - 2
+
+        @s.promise()
+        def tail() -> Any:
+            """The tail is a unit boundary and leaves from one token to a unit of the prompt."""
+            return on_grid(last_unit, unit) and last_unit >= 0 and 1 <= prompt - last_unit <= unit
+
+        @s.promise()
+        def junction_stop() -> Any:
+            """The stop for a junction is less than a block before it, on the grid; for an exact one in the prompt it is
+            there."""
+            there = marked == junction if exact and junction <= prompt else on_grid(marked, block)
+            return 0 <= junction - marked < block and there
+
+    return s.promises
 
 
 def hybrid(s: Sizes, states: int, fine: bool) -> tuple[Geometry, Any]:
@@ -157,12 +155,14 @@ def configured_chunks(states: int = 2) -> Iterator[Obligation]:
                 return ends and on_grid(block, unit) and unit == grain and widest == budget and block >= unit
 
             with s.running(chunks, chunk=meets):
-                yield from s.promise(
-                    f"next chunk, {kind}",
-                    f"A chunk of a hybrid model with {kind} hits is asked for with a block that ends one of every state group, "
-                    "and with the grain of hits as the unit, which divides it: so it keeps the promises of chunks.",
-                    lambda: chunks.next_chunk(config, start, wanted, prompt, length, junction),
-                )
+
+                @s.promise(kind=kind)
+                def next_chunk() -> Any:
+                    """A chunk of a hybrid model with {kind} hits is asked for with a block that ends one of every state group,
+                    and with the grain of hits as the unit, which divides it: so it keeps the promises of chunks."""
+                    return chunks.next_chunk(config, start, wanted, prompt, length, junction)
+
+        yield from s.promises
 
 
 def acquired(ask: Ask) -> int:
@@ -189,13 +189,13 @@ def usual(ask: Ask) -> bool:
     return 0 <= ask.unheld <= ask.hits and filled and (not ask.checkpoint or ask.group.blocks_for(ask.stop) >= slots + 2)
 
 
-def demands() -> Iterator[Obligation]:
+def demands() -> list[Obligation]:
     """Allocations for one group of each kind, and for three groups at once. Only states are snapshot or exported."""
     s = Sizes(size0=4, size1=8, size2=4, start=6, stop=30)
     start, stop, free, *sizes = s.numbers("start stop free size0 size1 size2")
     s.assume("sizes", lambda: all(size >= 1 for size in sizes) and start >= 0 and start < stop)
     asks = []
-    with s.running(demand):
+    with s.running(needs):
         for n, size in enumerate(sizes):
             held, hits, unheld = s.numbers(f"held{n} hits{n} unheld{n}")
             extras = [s.flag(f"snapshot{n}"), s.flag(f"export{n}")] if n else [False, False]
@@ -203,18 +203,19 @@ def demands() -> Iterator[Obligation]:
             asks.append(Ask(group, held, start, stop, hits, unheld, *extras))
         takes, sane = ([s.merged(partial(rule, ask)) for ask in asks] for rule in (acquired, usual))
         for n in (0, 1):
-            yield from s.promise(
-                f"demand, {asks[n].group.kind}",
-                "The demand of a group is the number of blocks that its allocation takes.",
-                lambda: demand.demand(asks[n]) == takes[n],
-                lambda: sane[n],
-            )
-        yield from s.promise(
-            "total demand",
-            "An allocation over an attention group and two state groups whose demand is met takes no block that is not free.",
-            lambda: free - sum(takes) >= 0,
-            lambda: all(sane) and demand.total_demand(asks) <= free,
-        )
+
+            @s.promise(lambda: sane[n], kind=asks[n].group.kind)
+            def demand() -> Any:
+                """The demand of a group is the number of blocks that its allocation takes."""
+                return needs.demand(asks[n]) == takes[n]
+
+        @s.promise(lambda: all(sane) and needs.total_demand(asks) <= free)
+        def total_demand() -> Any:
+            """An allocation over an attention group and two state groups whose demand is met takes no block that is not
+            free."""
+            return free - sum(takes) >= 0
+
+    return s.promises
 
 
 @dataclass(frozen=True)
@@ -236,54 +237,50 @@ def findable(s: Sizes, groups: int) -> Any:
     return lambda key: s.symbol(found[key[0]](s.symbol(key[1]).term))
 
 
-def longest_hits() -> Iterator[Obligation]:
+def longest_hits() -> list[Obligation]:
     """The hits of one group, whatever can be found and however long the searches are."""
     s = Sizes(unit=2, ratio=3, limit=20)
     unit, ratio, limit, n, found = s.numbers("unit ratio limit n found")
-    size, keyed, text = ratio * unit, findable(s, 2), Text(limit)
+    size, keyed = ratio * unit, findable(s, 2)
+    text: Any = Text(limit)
     s.assume("sizes", lambda: unit >= 1 and ratio >= 1 and limit >= 0)
     group, other = Group(0, Kind.APPEND_ONLY, size), Group(1, Kind.STATE, size)
-
-    def hits() -> tuple[Any, Any, Any]:
-        run: Any = lookup.full_run(keyed, text, group, limit)  # type: ignore[arg-type]
-        longest: Any = lookup.longest_append_only(keyed, text, group, unit, limit)  # type: ignore[arg-type]
-        return run, longest, lookup.longest_state(keyed, text, other, unit, limit)  # type: ignore[arg-type]
 
     def boundary(at: Any) -> Any:
         return 0 <= at <= limit and on_grid(at, unit)
 
     with s.running(lookup):
         s.shown = n
-        _, longest, state = hits()
-        yield from s.promise(
-            "attention hit",
-            "The longest hit of an attention group ends at a unit boundary. Its full blocks are found, and its end if that is "
-            "inside a block: so each shorter one is covered, too.",
-            lambda: (
-                (boundary(longest) and (on_grid(longest, size) or keyed((0, longest))))
-                and (keyed((0, n)) or not (0 < n <= longest and on_grid(n, size)))
-            ),
-        )
-        yield from s.promise(
-            "state hit",
-            "The longest hit of a state group is the greatest unit boundary that is found, or 0.",
-            lambda: (
-                (boundary(state) and (state == 0 or keyed((1, state)))) and not (n > state and boundary(n) and keyed((1, n)))
-            ),
-        )
+        longest: Any = lookup.longest_append_only(keyed, text, group, unit, limit)
+        state: Any = lookup.longest_state(keyed, text, other, unit, limit)
+
+        @s.promise()
+        def attention_hit() -> Any:
+            """The longest hit of an attention group ends at a unit boundary. Its full blocks are found, and its end if that is
+            inside a block: so each shorter one is covered, too."""
+            end = boundary(longest) and (on_grid(longest, size) or keyed((0, longest)))
+            return end and (keyed((0, n)) or not (0 < n <= longest and on_grid(n, size)))
+
+        @s.promise()
+        def state_hit() -> Any:
+            """The longest hit of a state group is the greatest unit boundary that is found, or 0."""
+            return boundary(state) and (state == 0 or keyed((1, state))) and not (n > state and boundary(n) and keyed((1, n)))
+
         s.shown = found
-        run, longest, _ = hits()
-        yield from s.promise(
-            "attention hit is greatest",
-            "No greater length is covered by an attention group: that would need the full block after the run, or a boundary "
-            "that is found between that length and the end of its block.",
-            lambda: n <= longest,
-            lambda: (
-                (0 < n <= found and boundary(n) and boundary(found) and (found - 1) // size == (n - 1) // size)
-                and keyed((0, found))
-                and (run + size > n or keyed((0, run + size)))
-            ),
-        )
+        run: Any = lookup.full_run(keyed, text, group, limit)
+        greatest: Any = lookup.longest_append_only(keyed, text, group, unit, limit)
+
+        def covered() -> Any:
+            end = 0 < n <= found and boundary(n) and boundary(found) and (found - 1) // size == (n - 1) // size
+            return end and keyed((0, found)) and (run + size > n or keyed((0, run + size)))
+
+        @s.promise(covered)
+        def attention_hit_is_greatest() -> Any:
+            """No greater length is covered by an attention group: that would need the full block after the run, or a boundary
+            that is found between that length and the end of its block."""
+            return n <= greatest
+
+    return s.promises
 
 
 class Again(Exception):
@@ -298,12 +295,11 @@ def common_hits(states: int = 2) -> Iterator[Obligation]:
         size, n, end, later = s.numbers("size n end later")
         s.assume("a text", lambda: size >= 0 and end >= 0)
         with s.running(lookup, geometry):
-            yield from one_round(s, kind, *hybrid(s, states, fine), size, n, end, later)
+            one_round(s, kind, *hybrid(s, states, fine), size, n, end, later)
+        yield from s.promises
 
 
-def one_round(
-    s: Sizes, kind: str, shape: Geometry, grain: Any, size: Any, n: Any, end: Any, later: Any
-) -> Iterator[Obligation]:
+def one_round(s: Sizes, kind: str, shape: Geometry, grain: Any, size: Any, n: Any, end: Any, later: Any) -> None:
     keyed, s.shown, search, skip = findable(s, len(shape.groups)), n, lookup.longest_state, False
     candidates, text = list[Any](), Text(size)
 
@@ -329,31 +325,26 @@ def one_round(
         return s.every(*(keyed((group.index, length)) for group in shape.states))
 
     with s.running(lookup, longest_state=rounds, longest_append_only=lambda *_: end, full_run=lambda *_: end):
-        yield from s.promise(
-            f"common hit, {kind}",
-            f"With {kind} hits, the last round ends at a length that every state group covers, another one at a smaller "
-            "candidate, and none passes a length within the candidate that all of them cover.",
-            lambda: hit(
+
+        @s.promise(lambda: s.every(n >= 0, on_grid(n, grain), covered(n)), kind)
+        def common_hit() -> Any:
+            """With {kind} hits, the last round ends at a length that every state group covers, another one at a smaller
+            candidate, and none passes a length within the candidate that all of them cover."""
+            return hit(
                 lambda first, length, _: (length == 0 or covered(length)) and (n <= length or n > first),
                 lambda first, then: 0 <= then < first and on_grid(then, grain) and (n <= then or n > first),
-            ),
-            lambda: s.every(n >= 0, on_grid(n, grain), covered(n)),
-        )
+            )
+
+        def bounded(first: Any, length: Any, junction: Any) -> Any:
+            inside = (length <= size - 1 or length == 0) and 0 <= length <= end and on_grid(length, grain)
+            if length >= first:
+                return inside and junction == 0 and length == first
+            return inside and junction == first <= end and on_grid(first, grain)
+
         skip = True  # to the last of the rounds, which ends at some smaller candidate
-        yield from s.promise(
-            f"common hit bounds, {kind}",
-            "A hit leaves a token to compute and is a multiple of the grain. So is the junction, which is the first candidate "
-            "and at most the attention hit, where that is beyond the hit; else there is none.",
-            lambda: hit(
-                lambda first, length, junction: (
-                    (length <= size - 1 or length == 0)
-                    and (0 <= length <= end and on_grid(length, grain))
-                    and (
-                        junction == 0 and length == first
-                        if length >= first
-                        else junction == first <= end and on_grid(first, grain)
-                    )
-                ),
-                lambda first, then: False,
-            ),
-        )
+
+        @s.promise(kind=kind)
+        def common_hit_bounds() -> Any:
+            """A hit leaves a token to compute and is a multiple of the grain. So is the junction, which is the first candidate
+            and at most the attention hit, where that is beyond the hit; else there is none."""
+            return hit(bounded, lambda first, then: False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from kvproof.proofs.liveness import liveness
 from kvproof.proofs.obligations import Obligation, induction
@@ -10,6 +11,4 @@ from kvproof.proofs.policies import policies
 
 
 def obligations() -> Iterator[Obligation]:
-    yield from induction()
-    yield from policies()
-    yield from liveness()
+    return chain(induction(), policies(), liveness())

@@ -143,27 +143,16 @@ def prove(
     say: Say | None = None,
 ) -> Iterator[Verdict]:
     """The verdict of each obligation, as they come. seconds: for each. core: with one. jobs: processes, 0 for one per core."""
-    asked: list[Obligation] = []
-    done = 0
-    for obligation in obligations:
-        known = cache.get(obligation, seconds, core=core)
-        if known is None:
-            asked.append(obligation)
-            continue
-        done += 1
-        yield Verdict(obligation, known, cached=True)
-    fresh = []
-    for obligation, answer in zip(asked, _answers(asked, partial(solve, seconds=seconds, core=core), jobs), strict=True):
-        fresh.append(Verdict(obligation, answer, cached=False))
-        done += 1
-        if say:
-            say(done, " ".join(obligation.name))
-        yield fresh[-1]
-    cache.keep(fresh)
-
-
-def _answers(asked: list[Obligation], solver: Callable[[str], Answer], jobs: int) -> Iterator[Answer]:
+    known = [(obligation, cache.get(obligation, seconds, core=core)) for obligation in obligations]
+    yield from (Verdict(obligation, answer, cached=True) for obligation, answer in known if answer)
+    asked, fresh = [obligation for obligation, answer in known if not answer], list[Verdict]()
     if not asked:
         return
     with ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=multiprocessing.get_context("fork")) as pool:
-        yield from pool.map(solver, (obligation.smt for obligation in asked), chunksize=BATCH)
+        answers = pool.map(partial(solve, seconds=seconds, core=core), (o.smt for o in asked), chunksize=BATCH)
+        for obligation, answer in zip(asked, answers, strict=True):
+            fresh.append(Verdict(obligation, answer, cached=False))
+            if say:
+                say(len(known) - len(asked) + len(fresh), " ".join(obligation.name))
+            yield fresh[-1]
+    cache.keep(fresh)

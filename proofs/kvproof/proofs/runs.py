@@ -22,10 +22,10 @@ import z3
 import kvproof.spec.actions as actions_module
 import kvproof.spec.clauses as clauses_module
 import kvproof.spec.state as state_module
-from kvproof.proofs.face import Expr
-from kvproof.proofs.scope import Guard, Rules, named, sorts_of
+from kvproof.proofs.face import Expr, sorts_of
+from kvproof.proofs.obligations import RULES, Tables
+from kvproof.proofs.scope import Guard, Rules, named
 from kvproof.spec.actions import ACTIONS, Action
-from kvproof.spec.clauses import CLAUSES, Clause
 from kvproof.spec.state import State
 
 
@@ -41,10 +41,6 @@ class Run:
     unordered: bool
     dropped: Guard | None = None
     bound: int = 0
-
-    @property
-    def shortest(self) -> bool:
-        return self.bound == len(self.steps) - 1
 
 
 class Search:
@@ -130,7 +126,8 @@ def shortest(rules: Rules, goal: Expr, depth: int, seconds: float, dropped: Guar
 # --------------------------------------------------------------------------------------------------- runs that are kept
 
 STORE = Path(__file__).with_name("runs.json")
-Runs = dict[str, dict[str, Run]]  # by family ("guards", "actions", "clauses") and name
+FAMILIES = ("guards", "actions", "clauses", "mutants")
+Runs = dict[str, dict[str, Run]]  # by family and name
 
 
 def digest() -> str:
@@ -144,15 +141,15 @@ def digest() -> str:
     return hashlib.sha256("".join([str(scope), *map(ast.dump, trees)]).encode()).hexdigest()
 
 
-def load(path: Path = STORE, actions: Mapping[str, Action] = ACTIONS) -> tuple[Runs, bool]:
+def load(path: Path = STORE) -> tuple[Runs, bool]:
     """The runs of a file that the actions can read, and whether they were found under the rules as they stand."""
     text = json.loads(path.read_text()) if path.exists() else {}
-    found: Runs = {family: {} for family in ("guards", "actions", "clauses")}
+    found: Runs = {family: {} for family in FAMILIES}
     for family, name, entry in ((f, n, e) for f in found for n, e in text.get(f, {}).items()):
         steps = []
         for action, _, told in (step.partition(": ") for step in entry["steps"]):
             parts = [part.split(" ", 1) for part in told.split(", ") if part]
-            if action not in actions or tuple(part[0] for part in parts) != actions[action].parameters:
+            if action not in ACTIONS or tuple(part[0] for part in parts) != ACTIONS[action].parameters:
                 break  # of other rules
             steps.append((action, tuple(part[1] for part in parts)))
         else:
@@ -161,12 +158,13 @@ def load(path: Path = STORE, actions: Mapping[str, Action] = ACTIONS) -> tuple[R
     return found, text.get("rules") == digest()
 
 
-def save(runs: Runs, path: Path = STORE, actions: Mapping[str, Action] = ACTIONS) -> None:
-    text: dict[str, Any] = {"rules": digest()}
+def save(runs: Runs, path: Path = STORE, *, fresh: bool = True) -> None:
+    """fresh: all but the mutants were found under the rules as they stand."""
+    text: dict[str, Any] = {"rules": digest() if fresh else ""}
     for family, entries in runs.items():
         text[family] = {}
         for name, run in sorted(entries.items()):
-            steps = [f"{action}: {said(actions[action], values)}".removesuffix(": ") for action, values in run.steps]
+            steps = [f"{action}: {said(ACTIONS[action], values)}".removesuffix(": ") for action, values in run.steps]
             text[family][name] = {"unordered": run.unordered, "bound": run.bound, "steps": steps}
     path.write_text(json.dumps(text, indent=1) + "\n")
 
@@ -192,34 +190,45 @@ def known() -> dict[str, dict[str, Any]]:
     return named(9, 9, "rstuvw", ("ab", "cd", "abcd", "abef"))
 
 
-def named_in(run: Run, sort: str, actions: Mapping[str, Action]) -> list[str]:
-    names = [pair for name, values in run.steps for pair in zip(sorts_of(actions[name]), values, strict=True)]
+def named_in(run: Run, sort: str, rules: Tables) -> list[str]:
+    names = [pair for name, values in run.steps for pair in zip(sorts_of(rules.actions[name]), values, strict=True)]
     return sorted({name for its, name in names if its == sort})
 
 
-def replay(
-    run: Run,
-    actions: Mapping[str, Action] = ACTIONS,
-    clauses: Mapping[str, Clause] = CLAUSES,
-    see: Callable[[State], object] = lambda state: None,
-) -> list[Moment]:
+def replay(run: Run, rules: Tables = RULES, see: Callable[[State], object] = lambda state: None) -> list[Moment]:
     """Takes the actions on the concrete state. One that fails a guard happens all the same: the moment after tells. `see` is
     called with the state after each."""
     objects, state, moments = known(), State(unordered=run.unordered, strict=True), []
-    rows = {sort: {name: objects[sort][name] for name in named_in(run, sort, actions)} for sort in ("Block", "Holder")}
+    rows = {sort: {name: objects[sort][name] for name in named_in(run, sort, rules)} for sort in ("Block", "Holder")}
     rows["Block"]["0"] = state.null
     for name, arguments in run.steps:
         state.refusals = []
-        sorts = sorts_of(actions[name])
+        sorts = sorts_of(rules.actions[name])
         values = [objects[s][a] if s in objects else int(a) for s, a in zip(sorts, arguments, strict=True)]
-        actions[name].apply(state, *values)
+        rules.actions[name].apply(state, *values)
         state.settle()
         broken = [
             (clause.name, f"{clause.row} {row}".rstrip())
-            for clause in clauses.values()
+            for clause in rules.clauses.values()
             for row, *its in ([("",)] if clause.row == "clock" else rows[clause.row.capitalize()].items())
             if clause.holds(state, *its) is not True
         ]
         moments.append(Moment(tuple(dict.fromkeys(state.refusals)), tuple(broken)))
         see(state)
     return moments
+
+
+def judged(run: Run, rules: Tables) -> tuple[list[Moment], list[str]]:
+    """The moments of a run and what is wrong with it, whatever it is to show: that it cannot be taken, that an action fails a
+    guard which is not the dropped one, that a clause breaks before the last action."""
+    try:
+        moments = replay(run, rules)
+    except (KeyError, ValueError, TypeError) as error:
+        return [], [f"it cannot be taken: {error!r}"]
+    found = []
+    for i, ((name, _), moment) in enumerate(zip(run.steps, moments, strict=True), 1):
+        if any((name, guard) != run.dropped for guard in moment.refused):
+            found.append(f"action {i} is refused: {', '.join(moment.refused)}")
+        if moment.broken and i < len(moments):
+            found.append(f"action {i} breaks a clause before the last: {moment.broken[0][0]}")
+    return moments, found

@@ -6,42 +6,38 @@ assume of contents and keys is here a table, made by asking the objects themselv
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from itertools import product
 from typing import Any
 
 import z3
 
-from kvproof.proofs.face import Expr, SomeState, World, arguments, empty, parts, taken, truth
-from kvproof.proofs.obligations import clauses_of
-from kvproof.spec.actions import Action
-from kvproof.spec.clauses import Clause
+from kvproof.proofs.face import Expr, SomeState, World, arguments, empty, parts, sorts_of, taken, truth
+from kvproof.proofs.obligations import Tables, clauses_of
 from kvproof.spec.geometry import Geometry
-from kvproof.spec.lineage import UNKNOWN, ZERO, Content, Forest, Key
+from kvproof.spec.lineage import UNKNOWN, ZERO, Forest
 from kvproof.spec.state import Holder, Owner
 
 Guard = tuple[str, str]  # an action and the name of one of its guards
 
 
+KINDS, TEXTS = ("rows", "state"), ("ab", "abcd")
+
+
 def named(
-    blocks: int = 2, holders: int = 5, owners: str = "rs", texts: Iterable[str] = ("ab", "abcd")
+    blocks: int = 2, holders: int = 5, owners: str = "rs", texts: Iterable[str] = TEXTS, kinds: Iterable[str] = KINDS
 ) -> dict[str, dict[str, Any]]:
     """The objects of a scope by sort and name: so many blocks beside the null block, so many holders, an owner per letter, a
-    key per text and kind of group, a content that answers each key, and the contents that answer none."""
-    root = Forest().root()
-    keys: dict[str, Key] = {}
-    contents: dict[str, Content] = {"unknown": UNKNOWN, "zero": ZERO}
-    for kind, group in zip(("rows", "state"), Geometry.of(4, (4,), unit=2).groups, strict=True):
-        for text in texts:
-            key = keys[f"{kind} {text}"] = root.extended(map(ord, text)).key(group)
-            contents[f"{kind} {text}"] = key.content
+    key per kind of group and text, a content that answers each key, and the contents that answer none. Units have two
+    letters, blocks of both kinds two units."""
+    root, groups = Forest().root(), dict(zip(KINDS, Geometry.of(4, (4,), unit=2).groups, strict=True))
+    keys = {f"{kind} {text}": root.extended(map(ord, text)).key(groups[kind]) for kind in kinds for text in texts}
     return {
         "Block": {f"{i}": i for i in range(blocks + 1)},
         "Holder": {f"h{i + 1}": Holder(0, (f"h{i + 1}",)) for i in range(holders)},
         "Owner": {name: Owner("request", name) for name in owners},
         "Key": dict(keys),
-        "Content": dict(contents),
+        "Content": {"unknown": UNKNOWN, "zero": ZERO} | {name: key.content for name, key in keys.items()},
     }
 
 
@@ -65,28 +61,27 @@ class Scope(World):
 
     def table(self, left: str, right: str, holds: Callable[[Any, Any], bool]) -> Callable[..., Expr]:
         lefts, rights = ([*self.objects[sort].values()] for sort in (left, right))
-        cells = {(i, j): z3.BoolVal(holds(lefts[i], rights[j])) for i, j in product(range(len(lefts)), range(len(rights)))}
-        return lambda *values: self._looked_up(cells, (left, right), values)
+        return self.tabled((left, right), lambda i, j: z3.BoolVal(holds(lefts[i], rights[j])))
 
     def function(self, name: str, *sorts: str) -> Callable[..., Expr]:
-        *domain, result = sorts
-        cells = {
-            at: z3.Const(" ".join(map(str, (name, *at))), self.sorts[result])
-            for at in product(*(range(len(self.rows[sort])) for sort in domain))
-        }
-        return lambda *values: self._looked_up(cells, tuple(domain), values)
+        return self.tabled(sorts[:-1], lambda *at: z3.Const(" ".join(map(str, (name, *at))), self.sorts[sorts[-1]]))
 
-    def _looked_up(self, cells: Mapping[Any, Expr], sorts: tuple[str, ...], values: Any, at: tuple[int, ...] = ()) -> Expr:
-        """The cell at the values, which are elements or terms that may be any element."""
-        if len(at) == len(sorts):
-            return cells[at]
-        value, rows = values[len(at)], self.rows[sorts[len(at)]]
-        if z3.is_bv_value(value):
-            return self._looked_up(cells, sorts, values, (*at, value.as_long()))
-        found = self._looked_up(cells, sorts, values, (*at, 0))
-        for i, row in enumerate(rows[1:], 1):
-            found = z3.If(value == row, self._looked_up(cells, sorts, values, (*at, i)), found)
-        return found
+    def tabled(self, sorts: tuple[str, ...], make: Callable[..., Expr]) -> Callable[..., Expr]:
+        cells = {at: make(*at) for at in product(*(range(len(self.rows[sort])) for sort in sorts))}
+
+        def found(at: tuple[int, ...], *values: Expr) -> Expr:
+            """The cell at the values, which are elements or terms that may be any element."""
+            if not values:
+                return cells[at]
+            value, *others = values
+            if z3.is_bv_value(value):
+                return found((*at, value.as_long()), *others)
+            cell = found((*at, 0), *others)
+            for i, row in enumerate(self.rows[sorts[len(at)]][1:], 1):
+                cell = z3.If(value == row, found((*at, i), *others), cell)
+            return cell
+
+        return lambda *values: found((), *values)
 
     def every(self, sort: str, predicate: Callable[[Expr], Expr]) -> Expr:
         return z3.And([truth(predicate(row)) for row in self.rows[sort]])
@@ -111,12 +106,6 @@ class Scope(World):
         return found
 
 
-def sorts_of(action: Action) -> list[str]:
-    """The sort of each parameter."""
-    hints = inspect.get_annotations(action.apply)
-    return [str(hints[name]) for name in action.parameters]
-
-
 class Rules:
     """Actions and clauses as formulas over one step: the cells before it, its action and arguments, the cells after it.
 
@@ -127,8 +116,8 @@ class Rules:
     ask for one of them by name.
     """
 
-    def __init__(self, world: Scope, actions: Mapping[str, Action], clauses: Mapping[str, Clause]) -> None:
-        self.world, self.actions, self.clauses = world, actions, clauses
+    def __init__(self, world: Scope, rules: Tables) -> None:
+        (actions, clauses), self.world, self.actions = rules, world, rules.actions
         before, after, first = SomeState(world), SomeState(world, "'"), empty(world)
         first.issued = first.completed = 0
         self.before, self.after, starts = world.cells(before), world.cells(after), world.cells(first)

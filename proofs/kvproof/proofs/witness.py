@@ -11,10 +11,11 @@ from dataclasses import replace
 
 import z3
 
-from kvproof.proofs.runs import Run, Runs, Search, replay
+from kvproof.proofs.obligations import RULES, Tables
+from kvproof.proofs.runs import Run, Runs, Search, judged
 from kvproof.proofs.scope import Rules, Scope
-from kvproof.spec.actions import ACTIONS, Action
-from kvproof.spec.clauses import CLAUSES, Clause
+from kvproof.spec.actions import ACTIONS
+from kvproof.spec.clauses import CLAUSES
 from kvproof.spec.logic import Term, both, either, negate, none, some
 from kvproof.spec.state import Block, Holder, State
 
@@ -56,26 +57,18 @@ PREMISES: dict[str, Premise] = {
 }
 
 
-def denied(clauses: Mapping[str, Clause], premises: Mapping[str, Premise]) -> dict[str, Clause]:
-    """Per clause one that says the opposite of its premise: it breaks where the premise holds of some row."""
-
-    def deny(premise: Premise) -> Premise:
-        return lambda state, *row: negate(premise(state, *row))
-
-    return {name: replace(clause, holds=deny(premises[name])) for name, clause in clauses.items()}
+def denied(rules: Tables, premises: Mapping[str, Premise]) -> Tables:
+    """The rules, but per clause one that says the opposite of its premise: it breaks where the premise holds of some row."""
+    denials = {name: lambda *row, premise=premises[name]: negate(premise(*row)) for name in rules.clauses}
+    return Tables(rules.actions, {name: replace(rules.clauses[name], holds=denial) for name, denial in denials.items()})
 
 
 def search(
-    actions: Mapping[str, Action] = ACTIONS,
-    clauses: Mapping[str, Clause] = CLAUSES,
-    premises: Mapping[str, Premise] = PREMISES,
-    *,
-    depth: int = 8,
-    seconds: float = 300.0,
+    tables: Tables = RULES, premises: Mapping[str, Premise] = PREMISES, *, depth: int = 8, seconds: float = 300.0
 ) -> Iterator[tuple[tuple[str, str], Run | int]]:
     """By family ("actions" or "clauses") and name a shortest run; or where there is none, how many actions it has at least to
     have, less one."""
-    rules = Rules(Scope(), actions, denied(clauses, premises))
+    rules = Rules(Scope(), denied(tables, premises))
     goals = {("actions", name): z3.And(does, rules.changes, rules.legal()) for name, does in rules.does.items()}
     goals |= {("clauses", name): z3.And(z3.Not(denial), rules.legal()) for name, denial in rules.kept.items()}
     looking = Search(rules, goals, within=rules.tidy)
@@ -83,21 +76,11 @@ def search(
     yield from ((name, looking.depth) for name in looking.open)
 
 
-def faults(
-    family: str,
-    name: str,
-    run: Run,
-    actions: Mapping[str, Action] = ACTIONS,
-    clauses: Mapping[str, Clause] = CLAUSES,
-    premises: Mapping[str, Premise] = PREMISES,
-) -> list[str]:
+def faults(family: str, name: str, run: Run, premises: Mapping[str, Premise] = PREMISES) -> list[str]:
     """What is wrong with a run that is to show that an action can happen, or a premise hold; taken on the concrete state."""
-    try:
-        moments, denials = (replay(run, actions, its) for its in (clauses, denied(clauses, premises)))
-    except (KeyError, ValueError, TypeError) as error:
-        return [f"it cannot be taken: {error!r}"]
-    found = [f"action {i} is refused: {moment.refused[0]}" for i, moment in enumerate(moments, 1) if moment.refused]
-    found += [f"action {i} breaks a clause: {moment.broken[0][0]}" for i, moment in enumerate(moments, 1) if moment.broken]
+    moments, found = judged(run, RULES)
+    denials, _ = judged(run, denied(RULES, premises))
+    found += [f"the last action breaks a clause: {last.broken[0][0]}" for last in moments[-1:] if last.broken]
     if family == "actions" and [step for step, _ in run.steps][-1:] != [name]:
         found.append(f"the last action is not {name}")
     if family == "clauses" and not any(broken == name for denial in denials[-1:] for broken, _ in denial.broken):
@@ -105,15 +88,13 @@ def faults(
     return found
 
 
-def refreshed(runs: Runs, fresh: bool) -> Runs:
-    """The witnesses among the runs; all found anew where one is wanting or the rules have changed."""
-    if fresh and not lacking(runs):
-        return {family: runs[family] for family in ("actions", "clauses")}
-    found: Runs = {"actions": {}, "clauses": {}}
-    for (family, name), run in search():
-        if isinstance(run, Run):
-            found[family][name] = run
-    return found
+def refresh(runs: Runs, fresh: bool) -> None:
+    """Finds all witnesses among the runs anew where one is wanting or the rules have changed."""
+    if not fresh or lacking(runs):
+        runs |= {"actions": {}, "clauses": {}}
+        for (family, name), run in search():
+            if isinstance(run, Run):
+                runs[family][name] = run
 
 
 def lacking(runs: Runs) -> list[str]:
