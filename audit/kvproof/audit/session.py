@@ -13,7 +13,7 @@ from kvproof.audit.checks import CHECKS
 from kvproof.audit.events import Residency
 from kvproof.audit.monitor import Monitor
 from kvproof.audit.program import Abort, Add, AnyOperation, Complete, EndLoad, EndSave, Program, ResetCache, Schedule
-from kvproof.audit.target import ConnectorTarget, Op, Result, Target, TargetCrashed
+from kvproof.audit.target import ConnectorTarget, Op, Result, Tables, Target, TargetCrashed
 from kvproof.spec.device import Device
 from kvproof.spec.faults import Fault, Severity
 from kvproof.spec.lineage import Forest
@@ -112,7 +112,7 @@ class Session:
         self.pause = max(OBSERVE_EVERY, config.geometry.num_blocks)  # so that a step costs the same whatever the pool
         self.look_at = self.pause  # steps
         self.free: int | None = None
-        self.tables: dict[str, list[list[int]] | None] = {}  # the scheduler's, as far as they changed
+        self.tables: dict[str, Tables] = {}  # the scheduler's, as far as they changed
         self.since: list[str] = []  # what happened since the last step, for the step table
 
     # ------------------------------------------------------------------------------------------------- operations
@@ -295,7 +295,8 @@ class Session:
         """What the engine did to its pool since the last call."""
         ops = self.target.journal()
         for op in ops:
-            self.tables.update(op.tables)
+            if op.tables:
+                self.tables.update(op.tables)
         if ops and ops[-1].free_blocks is not None:
             self.free = ops[-1].free_blocks
         return ops
