@@ -313,14 +313,16 @@ class Session:
         events = self.target.events()
         if events:
             self.faults(self.residency.consume(events, self.number))
-        if self.monitor and self.monitor.changed:
-            for entry, key in self.monitor.changed.items():
-                held, heard = len(self.monitor.state.keyed.of(key)), self.residency.blocks(*entry)
-                if held != heard:
-                    what = f"{entry[1]!r} of group {entry[0]}: {heard} blocks by the events, {held} in the index"
+        monitor = self.monitor
+        if monitor and monitor.changed:
+            for key in monitor.changed:
+                name = monitor.names.get(key.lineage)
+                held, heard = len(monitor.state.keyed.of(key)), self.residency.blocks(key.group.index, name)
+                if held != heard and name is not None:
+                    what = f"{name!r} of group {key.group.index}: {heard} blocks by the events, {held} in the index"
                     way = "more" if held > heard else "fewer"
                     self.faults([Fault("event-residency", what, f"index, {way} blocks than announced")])
-            self.monitor.changed.clear()
+            monitor.changed.clear()
 
     def tables_differ(self, step: Step) -> Iterator[Fault]:
         """Rows whose worker table names another block than the scheduler's, where that one changed since the last step.
@@ -332,7 +334,7 @@ class Session:
             if not ours:
                 continue
             for group, (scheduled, told) in enumerate(zip(ours, self.device.table(row.request), strict=False)):
-                if list(compress(told, scheduled)) != list(filter(None, scheduled)):
+                if told != scheduled and list(compress(told, scheduled)) != list(filter(None, scheduled)):
                     pairs = enumerate(zip_longest(scheduled, told[: len(scheduled)]))
                     slot, ours_, theirs_ = next((slot, a, b) for slot, (a, b) in pairs if a and a != b)
                     what = f"{row.request}, group {group}, slot {slot}: scheduler {ours_}, worker {theirs_}"
