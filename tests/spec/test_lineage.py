@@ -47,19 +47,12 @@ def test_a_negative_prefix_is_refused() -> None:
         Forest().root().extended([1, 2, 3]).prefix(-1)
 
 
-def hops(node: Lineage, length: int) -> int:
-    """Steps that `prefix` takes: by skip pointer where it does not overshoot."""
-    count = 0
-    while node.length > length:
-        jump = node._jump
-        node = jump if jump is not None and jump.length >= length else node.parent or node
-        count += 1
-    return count
-
-
-def test_a_prefix_is_reached_in_logarithmic_time() -> None:
-    lineage = Forest().root().extended([0] * 10_000)
-    assert max(hops(lineage, length) for length in range(0, 10_000, 37)) <= 3 * 14
+def test_only_prefixes_that_are_asked_for_are_made() -> None:
+    root = Forest().root()
+    one, other = (root.extended([0] * 5_000 + [end] * 5_000) for end in (1, 2))
+    assert one.prefix(4_000) is other.prefix(4_000)
+    assert one.prefix(5_001) is not other.prefix(5_001)
+    assert sum(node is not None for node in one.line.nodes) == 4
 
 
 @settings(derandomize=True, deadline=None, max_examples=60)

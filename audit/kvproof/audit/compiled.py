@@ -8,10 +8,14 @@ is said twice: the rules are read off the actions, whatever they say. `tests/mac
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from inspect import getsource
+from re import sub
+from textwrap import dedent
 from types import CodeType
 from typing import Any
 
@@ -38,9 +42,9 @@ class Actions:
 
 def compiled(state: State, refuse: Refuse, counts: dict[str, int]) -> Actions:
     """The actions of `state`. They go on where a guard refuses, after a call of `refuse`; `counts` counts them by name."""
-    known: dict[str, Any] = {"state": state, "refuse": refuse, "counts": counts, "counted": counts.get}
+    known: dict[str, Any] = {}
     exec(program(state.unordered), known)
-    return Actions(known["bound"](state))
+    return Actions(known["bound"](state, refuse, counts, counts.get))
 
 
 # ------------------------------------------------------------------------------------------------------- symbols and terms
@@ -186,7 +190,7 @@ class Trace:
         return self.kept(Symbol(f"{yes} if {condition if plain(condition) else self.kept(condition)} else {no}"))
 
     def answers(self, content: Any, key: Any) -> Any:
-        return self.kept(Symbol(f"{content}.answers({key})"))
+        return self.kept(Symbol(f"({content} is {key}.content or {content}.answers({key}))"))  # as all content does its key
 
     def extends(self, new: Any, old: Any) -> Any:
         return self.kept(Symbol(f"{new}.extends({old})"))
@@ -198,9 +202,10 @@ class Trace:
 class SomeRows:
     """What `of` and `at` give."""
 
-    def __init__(self, trace: Trace, text: str) -> None:
+    def __init__(self, trace: Trace, rows: str, side: str, of: Any) -> None:
         self.trace = trace
-        self.text = text
+        self.text = f"{rows}{side}({of}, ())"
+        self.empty = Symbol(f"({of} not in {rows}_{side})")  # no empty row is kept
 
     def __str__(self) -> str:
         return self.text
@@ -212,7 +217,7 @@ class SomeRows:
         return self.trace.each("some", Symbol(self.text), predicate)
 
     def none(self) -> Symbol:
-        return Symbol(f"(not {self.text})")
+        return self.empty
 
 
 class Part:
@@ -227,7 +232,7 @@ class Part:
         return self._name
 
     def __getattr__(self, method: str) -> Callable[..., None]:
-        return lambda *values: self._trace.write(f"{self._name}.{method}({', '.join(['{}'] * len(values))})", *values)
+        return lambda *values: self._trace.write(call(self._name, type(self._real).__name__, method, len(values)), *values)
 
 
 class SomeRelation(Part):
@@ -235,10 +240,10 @@ class SomeRelation(Part):
         return Symbol(f"({pair[1]} in {self._name}_of({pair[0]}, ()))")
 
     def of(self, left: Any) -> SomeRows:
-        return SomeRows(self._trace, f"{self._name}_of({left}, ())")
+        return SomeRows(self._trace, self._name, "_of", left)
 
     def at(self, right: Any) -> SomeRows:
-        return SomeRows(self._trace, f"{self._name}_at({right}, ())")
+        return SomeRows(self._trace, self._name, "_at", right)
 
 
 class SomeFunction(Part):
@@ -248,10 +253,29 @@ class SomeFunction(Part):
             below = below.base
             layers.append(next(f"state_{name}_get" for name, part in PARTS.items() if part is below))
         above = "".join(f"_v if (_v := {get}({key})) is not None else " for get in layers[:-1])
-        return Symbol(f"({above}{layers[-1]}({key}, {self._name}_default))")
+        default = "" if self._real.default is False else f", {self._name}_default"  # None is as good as False here
+        return Symbol(f"({above}{layers[-1]}({key}{default}))")
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self._trace.write(f"{self._name}[{{}}] = {{}}", key, value)
+
+
+@cache
+def call(name: str, kind: str, method: str, count: int) -> str:
+    """A call of a method, values left open; what the method does where that is one line. Clearing nothing is left out."""
+    told = f"{name}.{method}({', '.join(['{}'] * count)})"
+    if kind == "Relation" and method == "clear_at":
+        return f"if {{0}} in {name}__at: {name}.clear_at({{0}})"
+    if kind != "Rows":
+        return told
+    (written,) = ast.parse(dedent(getsource(getattr(Rows, method)))).body
+    assert isinstance(written, ast.FunctionDef)
+    lines = [line for line in map(ast.unparse, written.body) if not line.startswith(("'", '"'))]
+    if len(lines) > 1 or "\n" in lines[0]:
+        return told
+    values = {argument.arg: f"{{{place}}}" for place, argument in enumerate(written.args.args[1:])} | {"self": name}
+    told = sub(r"[a-z]\w*", lambda word: values.get(word[0], word[0]), lines[0].replace("{", "{{").replace("}", "}}"))
+    return told.replace("._of", "__of")
 
 
 REAL = State()
@@ -309,13 +333,13 @@ def source(*, unordered: bool) -> str:
         if isinstance(part, Function):
             lines += [f"{local}_get = {local}.get", f"{local}_default = {local}.default"]
         else:
-            lines.append(f"{local}_of = {local}._of.get")
+            lines += [f"{local}__of = {local}._of", f"{local}_of = {local}__of.get"]
         if isinstance(part, Relation):
-            lines.append(f"{local}_at = {local}._at.get")
+            lines += [f"{local}__at = {local}._at", f"{local}_at = {local}__at.get"]
     for name in ACTIONS:
         lines += function(name, unordered=unordered)
     lines.append(f"return {{{', '.join(f'{name!r}: {name}' for name in ACTIONS)}}}")
-    return "\n".join(["def bound(state):", *indented(iter(lines))])
+    return "\n".join(["def bound(state, refuse, counts, counted):", *indented(iter(lines))])
 
 
 @cache

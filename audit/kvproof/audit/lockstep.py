@@ -100,8 +100,7 @@ class Lockstep(Monitor):
         state, which probes keys up to the end of the text: a longer block answers a shorter hit."""
         name, new = life.request.id, not any(life.tables)
         life.text(self.known[name])
-        path = Path(life.path[0])
-        path.nodes = life.path.nodes[: self.known[name] + 1]  # that of a life may run ahead of what is known
+        path = life.path.first(self.known[name])  # that of a life may run ahead of what is known
         if new:
             found = lookup.common_hit(self.state.keyed.of, path, self.config.geometry, len(path))
             self.junctions[name] = found.junction

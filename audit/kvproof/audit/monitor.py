@@ -25,7 +25,7 @@ from kvproof.spec.actions import ACTIONS
 from kvproof.spec.device import drafted, next_token
 from kvproof.spec.faults import Fault, Severity
 from kvproof.spec.geometry import NULL_BLOCK, Group, Kind
-from kvproof.spec.lineage import Forest, Key, Lineage, Path, written
+from kvproof.spec.lineage import Forest, Key, Lineage, Path
 from kvproof.spec.records import Config, Request, Row, Step
 from kvproof.spec.state import Block, Holder, Owner, State
 
@@ -64,6 +64,7 @@ SPOIL, RESET, STATE = OpKind.SPOIL, OpKind.RESET, Kind.STATE
 LOADS = (OpKind.BEGIN_LOAD, OpKind.END_LOAD, OpKind.SPOIL, OpKind.HAND_OVER, OpKind.END_SAVE)
 
 Hashes = Callable[[str, int], Sequence[Hash]]
+Holders = list[Holder | None]
 
 
 @dataclass(eq=False, slots=True)
@@ -74,7 +75,7 @@ class Life:
     owner: Owner
     path: Path
     tables: list[list[int]]
-    holders: list[list[Holder | None]]
+    holders: list[Holders]
     named: int = 0  # how many of its unit prefixes have a known hash
 
     def text(self, length: int) -> Lineage:
@@ -89,6 +90,7 @@ class Monitor:
         self.config = config
         self.groups = config.geometry.groups
         self.unit = config.geometry.unit
+        self.blocks = config.geometry.num_blocks - 1
         self.forest = forest
         self.state = State(unordered=config.fences)
         self.counts: Counter[str] = Counter()
@@ -109,7 +111,7 @@ class Monitor:
         self.op: Op | None = None  # the one under way
         self.drafts: dict[str, Row] = {}  # rows of the staged step that have drafts
         self.connector = Connector(self)
-        self.changed: dict[tuple[int, Hash], Key] = {}  # index entries that changed since the events were compared
+        self.changed: dict[Key, None] = {}  # whose blocks changed since the events were compared
         self.faults: list[Fault] = []
 
     # ------------------------------------------------------------------------------------------------------ what happens
@@ -211,7 +213,8 @@ class Monitor:
                 f"the allocation for {op.request} failed and took {op.taken}, hit {op.hits}, copies {op.copies}",
                 "failed allocation",
             )
-        self.check_demand(op)
+        if op.taken or op.hits:
+            self.check_demand(op)
         tables = op.tables.get(life.request.id)
         if tables is not None:
             self.seat(life, op, tables)
@@ -239,20 +242,23 @@ class Monitor:
         for group, old, new in zip(self.groups, life.tables, tables, strict=True):
             if new == old:
                 continue
-            holders, kept = life.holders[group.index], min(len(old), len(new))
-            changed = [] if old == new[: len(old)] else list(compress(range(kept), map(ne, old, new)))
-            for slot in (*changed, *range(kept, len(old))):
-                self.leave(holders[slot], old[slot])
-                holders[slot] = None
-            del holders[kept:]
+            holders, kept = life.holders[group.index], len(old)
+            slots: Sequence[int] = range(kept, len(new))
+            if old != new[:kept]:
+                kept = min(kept, len(new))
+                changed = list(compress(range(kept), map(ne, old, new)))
+                for slot in (*changed, *range(kept, len(old))):
+                    self.leave(holders[slot], old[slot])
+                    holders[slot] = None
+                del holders[kept:]
+                slots = (*changed, *range(kept, len(new)))
             holders += [None] * (len(new) - kept)
-            arrivals += [(group, slot, new[slot]) for slot in (*changed, *range(kept, len(new))) if new[slot]]
+            arrivals += [(group, slot, new[slot]) for slot in slots if new[slot]]
             life.tables[group.index] = list(new)
         if not arrivals and not op.copies:
             return
-        private = {target: source for source, target in op.copies}
-        taken = set(op.taken) if private else ()
-        hits = set(op.hits)
+        private = {target: source for source, target in op.copies} if op.copies else {}
+        taken, hits = set(op.taken), set(op.hits)
         for group, slot, block in arrivals if hits else ():
             source = private.get(block)
             if source in hits and block in taken:
@@ -287,8 +293,8 @@ class Monitor:
         return holder
 
     def take_block(self, holder: Holder, block: Block, owner: Owner) -> None:
-        for key in self.state.keyed.at(block):
-            self.touch_key(key)
+        if keys := self.state.keyed.at(block):
+            self.changed.update(dict.fromkeys(keys))
         self.kernel.acquire(holder, block, owner)
         if self.zeroes and self.zeroes.get(block) is self.op:
             self.kernel.stage_zero(block)
@@ -326,45 +332,46 @@ class Monitor:
 
     def stage(self, life: Life, op: Op, step: Step | None) -> None:
         """The reads and writes of the forward pass for tokens [start, stop)."""
-        for group in self.groups:
+        start, stop = op.start, op.stop
+        text = life.text(stop)
+        row = self.drafts.get(life.request.id) if self.drafts else None
+        wrote = text if row is None else drafted(life.text(stop - row.drafts), row.drafts)[1]
+        for group, holders, table in zip(self.groups, life.holders, life.tables, strict=True):
             if group.kind is STATE:
-                self.stage_state(life, group, op.start, op.stop)
+                self.stage_state(life, group, holders, table, start, text)
             else:
-                self.stage_rows(life, group, op.start, op.stop)
+                self.stage_rows(life, group, holders, table, start, wrote)
         for export in step.checkpoints if step is not None else ():
-            if export.request == life.request.id and op.start < export.position < op.stop:
+            if export.request == life.request.id and start < export.position < stop:
                 self.stage_checkpoint(life, self.groups[export.group], export.block, export.position)
 
-    def stage_rows(self, life: Life, group: Group, start: int, stop: int) -> None:
-        size, holders, table = group.block_size, life.holders[group.index], life.tables[group.index]
+    def stage_rows(self, life: Life, group: Group, holders: Holders, table: list[Block], start: int, wrote: Lineage) -> None:
+        size, line, stop, after = group.block_size, wrote.line, wrote.length, self.state.after
         first = start // size
         if self.state.unordered:
             for holder, block in zip(holders[:first], table, strict=False):
                 if holder is not None:
                     self.staged.append((life, holder, block))
                     self.kernel.stage_read(holder, block)
-        row = self.drafts.get(life.request.id) if self.drafts else None
-        wrote = life.text(stop) if row is None else drafted(life.text(stop - row.drafts), row.drafts)[1]
         for slot in range(first, min((stop - 1) // size + 1, len(table))):
             holder, block = holders[slot], table[slot]
             if holder is not None:
-                here, until = max(start, slot * size), min(stop, (slot + 1) * size)
-                text = wrote.prefix(until)
+                end = min(stop, (slot + 1) * size)
+                key = line.at(end).key(group)
                 self.staged.append((life, holder, block))
-                content = written(self.state.after[block], group, here, until, text)
-                self.kernel.stage_write(holder, block, content, text.key(group))
+                self.kernel.stage_write(holder, block, key.over(after[block], max(start, slot * size)), key)
 
-    def stage_state(self, life: Life, group: Group, start: int, stop: int) -> None:
-        size, holders, table = group.block_size, life.holders[group.index], life.tables[group.index]
+    def stage_state(self, life: Life, group: Group, holders: Holders, table: list[Block], start: int, text: Lineage) -> None:
+        size, staged, slots = group.block_size, self.staged, len(holders)
         slot = (start - 1) // size
-        if start and slot < len(holders) and (holder := holders[slot]) is not None:
-            self.staged.append((life, holder, table[slot]))
-            if self.kernel.stage_read_state(holder, table[slot], life.text(start).key(group)):
+        if start and slot < slots and (holder := holders[slot]) is not None:
+            staged.append((life, holder, table[slot]))
+            if self.kernel.stage_read_state(holder, table[slot], text.line.at(start).key(group)):
                 self.state.reads.clear_of(holder)
-        slot = (stop - 1) // size
-        if slot < len(holders) and (holder := holders[slot]) is not None:
-            self.staged.append((life, holder, table[slot]))
-            key = life.text(stop).key(group)
+        slot = (text.length - 1) // size
+        if slot < slots and (holder := holders[slot]) is not None:
+            staged.append((life, holder, table[slot]))
+            key = text.key(group)
             self.kernel.stage_write(holder, table[slot], key.content, key)
 
     def stage_checkpoint(self, life: Life, group: Group, block: Block, position: int) -> None:
@@ -535,23 +542,18 @@ class Monitor:
         return keys
 
     def publish(self, block: Block, key: Key, act: Callable[..., bool]) -> None:
-        self.touch_key(key)
-        for old in self.state.keyed.at(block):
-            self.touch_key(old)
+        self.changed[key] = None
+        if keys := self.state.keyed.at(block):
+            self.changed.update(dict.fromkeys(keys))
         act(block, key)
 
     def retract(self, block: Block, key: Key) -> None:
-        self.touch_key(key)
+        self.changed[key] = None
         self.kernel.retract(block, key)
 
     def forget_keys(self) -> None:
         for key, block in self.state.keyed.pairs():
             self.retract(block, key)
-
-    def touch_key(self, key: Key) -> None:
-        name = self.names.get(key.lineage)
-        if name is not None:
-            self.changed[key.group.index, name] = key
 
     # ------------------------------------------------------------------------------------------------------- comparing
 
@@ -563,7 +565,9 @@ class Monitor:
         """The engine's counts of the touched blocks against the kernel's holders."""
         at, credit, skew = self.state.holds.at, self.credit, self.skew
         for block, count in op.refs.items():
-            off = count - len(at(block)) + (credit.get(block, 0) if credit else 0)
+            off = count - len(at(block))
+            if credit:
+                off += credit.get(block, 0)
             if (off or skew) and off != skew.get(block, 0) and block != NULL_BLOCK:
                 self.skew[block] = off
                 self.fault(
@@ -572,17 +576,15 @@ class Monitor:
                     "count too high" if off > 0 else "count too low",
                     blocks=(block,),
                 )
-        if op.free_blocks is not None:
-            self.compare_free(op.free_blocks)
-
-    def compare_free(self, counted: int) -> None:
+        if op.free_blocks is None:
+            return
         held = self.state.holds.width
-        if self.credit:
-            held -= sum(1 for block in self.credit if self.holders(block) <= 0)
-        off = counted - (self.config.geometry.num_blocks - 1 - held)
+        if credit:
+            held -= sum(1 for block in credit if self.holders(block) <= 0)
+        off = op.free_blocks + held - self.blocks
         if off != self.free_skew:
             self.free_skew = off
-            what = f"the free queue counts {counted} blocks, {off:+d} against the {held} held ones"
+            what = f"the free queue counts {op.free_blocks} blocks, {off:+d} against the {held} held ones"
             self.fault("free-queue", what, "queue too long" if off > 0 else "queue too short")
 
     def observed(self, seen: Observation, *, quiet: bool = False) -> list[Fault]:

@@ -13,7 +13,7 @@ from kvproof.audit.checks import CHECKS
 from kvproof.audit.events import Residency
 from kvproof.audit.monitor import Monitor
 from kvproof.audit.program import Abort, Add, AnyOperation, Complete, EndLoad, EndSave, Program, ResetCache, Schedule
-from kvproof.audit.target import ConnectorTarget, Op, Result, Target, TargetCrashed
+from kvproof.audit.target import ConnectorTarget, Op, Result, Tables, Target, TargetCrashed
 from kvproof.spec.device import Device
 from kvproof.spec.faults import Fault, Severity
 from kvproof.spec.lineage import Forest
@@ -112,7 +112,7 @@ class Session:
         self.pause = max(OBSERVE_EVERY, config.geometry.num_blocks)  # so that a step costs the same whatever the pool
         self.look_at = self.pause  # steps
         self.free: int | None = None
-        self.tables: dict[str, list[list[int]] | None] = {}  # the scheduler's, as far as they changed
+        self.tables: dict[str, Tables] = {}  # the scheduler's, as far as they changed
         self.since: list[str] = []  # what happened since the last step, for the step table
 
     # ------------------------------------------------------------------------------------------------- operations
@@ -295,7 +295,8 @@ class Session:
         """What the engine did to its pool since the last call."""
         ops = self.target.journal()
         for op in ops:
-            self.tables.update(op.tables)
+            if op.tables:
+                self.tables.update(op.tables)
         if ops and ops[-1].free_blocks is not None:
             self.free = ops[-1].free_blocks
         return ops
@@ -312,14 +313,16 @@ class Session:
         events = self.target.events()
         if events:
             self.faults(self.residency.consume(events, self.number))
-        if self.monitor and self.monitor.changed:
-            for entry, key in self.monitor.changed.items():
-                held, heard = len(self.monitor.state.keyed.of(key)), self.residency.blocks(*entry)
-                if held != heard:
-                    what = f"{entry[1]!r} of group {entry[0]}: {heard} blocks by the events, {held} in the index"
+        monitor = self.monitor
+        if monitor and monitor.changed:
+            for key in monitor.changed:
+                name = monitor.names.get(key.lineage)
+                held, heard = len(monitor.state.keyed.of(key)), self.residency.blocks(key.group.index, name)
+                if held != heard and name is not None:
+                    what = f"{name!r} of group {key.group.index}: {heard} blocks by the events, {held} in the index"
                     way = "more" if held > heard else "fewer"
                     self.faults([Fault("event-residency", what, f"index, {way} blocks than announced")])
-            self.monitor.changed.clear()
+            monitor.changed.clear()
 
     def tables_differ(self, step: Step) -> Iterator[Fault]:
         """Rows whose worker table names another block than the scheduler's, where that one changed since the last step.
@@ -331,7 +334,7 @@ class Session:
             if not ours:
                 continue
             for group, (scheduled, told) in enumerate(zip(ours, self.device.table(row.request), strict=False)):
-                if list(compress(told, scheduled)) != list(filter(None, scheduled)):
+                if told != scheduled and list(compress(told, scheduled)) != list(filter(None, scheduled)):
                     pairs = enumerate(zip_longest(scheduled, told[: len(scheduled)]))
                     slot, ours_, theirs_ = next((slot, a, b) for slot, (a, b) in pairs if a and a != b)
                     what = f"{row.request}, group {group}, slot {slot}: scheduler {ours_}, worker {theirs_}"

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from kvproof.spec.errors import KvproofError
 from kvproof.spec.records import Config, Event, Extras, Load, Request, Step
@@ -46,6 +46,16 @@ class OpKind(StrEnum):
 
 
 Hash = object  # an engine's own name of a prefix; hashable
+Tables = list[list[int]] | None  # block ids by group and slot, 0 where nothing is held
+
+
+class Nothing(dict[Any, Any]):
+    """One empty mapping for all operations that change nothing; what is typed as a `Mapping` is not written to."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
+NOTHING: Mapping[Any, Any] = Nothing()
 
 
 @dataclass(slots=True)
@@ -75,9 +85,9 @@ class Op:
     taken: Sequence[int] = ()
     hits: Sequence[int] = ()
     dropped: Sequence[int] = ()
-    tables: dict[str, list[list[int]] | None] = field(default_factory=dict)
+    tables: Mapping[str, Tables] = NOTHING
     copies: Sequence[tuple[int, int]] = ()
-    refs: dict[int, int] = field(default_factory=dict)
+    refs: Mapping[int, int] = NOTHING
     keys: Sequence[tuple[int, list[tuple[int, Hash]]]] = ()
     deferred: Sequence[tuple[int, list[int]]] = ()
     demand: int | None = None

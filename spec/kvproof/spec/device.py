@@ -19,11 +19,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 from kvproof.spec.faults import Fault, Severity
 from kvproof.spec.geometry import NULL_BLOCK, Geometry, Group, Kind
-from kvproof.spec.lineage import UNKNOWN, ZERO, Content, Forest, Key, Lineage, Path, Rows, StateAt, written
+from kvproof.spec.lineage import UNKNOWN, ZERO, Content, Forest, Key, Lineage, Path, Rows, StateAt
 from kvproof.spec.records import Checkpoint, Copy, Load, Meaning, Request, Row, Step
 
 VOCABULARY = 1000
@@ -34,11 +33,10 @@ def next_token(lineage: Lineage, vocabulary: int = VOCABULARY) -> int:
 
     So each request's whole text is known in advance, and a wrong read is seen without a look at the output.
     """
-    mixed, token, parent = lineage.length * 0x9E3779B1, lineage.token, lineage.parent
-    if isinstance(token, int):
+    length = lineage.length
+    mixed = length * 0x9E3779B1
+    for token in lineage.line.tokens[length : max(0, length - 2) : -1]:
         mixed = ((mixed ^ token) * 0x85EBCA6B) & 0xFFFFFFFF
-    if parent is not None and isinstance(parent.token, int):
-        mixed = ((mixed ^ parent.token) * 0x85EBCA6B) & 0xFFFFFFFF
     return (mixed ^ mixed >> 15) % vocabulary
 
 
@@ -219,9 +217,9 @@ class Device:
         return set(self._readers)
 
     def table(self, request: str) -> list[list[int]]:
-        """The worker's block table, one list per group; no lists for a request that is unknown or preempted."""
+        """The worker's block table, one list per group, to look at; no lists for a request that is unknown or preempted."""
         reader = self._readers.get(request)
-        return [] if reader is None else [list(column) for column in reader.table]
+        return [] if reader is None else reader.table
 
     def _fault(self, check: str, signature: str, what: str, request: str | None, *blocks: int) -> None:
         self._step.faults.append(Fault(check, what, signature, None, self._step.number, request, blocks))
@@ -229,10 +227,11 @@ class Device:
     def _put(self, block: int, content: Content, writer: _Place | None = None) -> None:
         """Change what a block holds. Every slot that has read it will look again, but for the one that writes."""
         self._contents[block] = content
-        for place in self._places.get(block, ()):
-            if place != writer:
-                reader, group, slot = place
-                reader.stale[group].add(slot)
+        if block in self._places:
+            for place in self._places[block]:
+                if place != writer:
+                    reader, group, slot = place
+                    reader.stale[group].add(slot)
 
     def _usable(self, block: int, action: str, request: str | None = None) -> bool:
         """Whether an action names a block of the pool other than the null block."""
@@ -292,7 +291,8 @@ class Device:
             return
         if row.table is None and row.appended is not None:
             for column, blocks in zip(reader.table, row.appended, strict=True):
-                column.extend(blocks)
+                if blocks:
+                    column.extend(blocks)
         if row.count < 1 or row.start < 0:
             self._fault("row-continues", "row, no tokens", f"{_span(row)} computes nothing", row.request)
             return
@@ -313,10 +313,11 @@ class Device:
             right, reader.text = drafted(path[stop - row.drafts], row.drafts)
             stop += right - row.drafts
         reader.computed = stop
-        path.upto(stop + row.samples, next_token)
+        if path.length < stop + row.samples:
+            path.upto(stop + row.samples, next_token)
         if row.samples:
-            said: list[Any] = [path[length].token for length in range(stop + 1 - right, stop + 2)]
-            self._step.tokens[row.request] = said if row.drafts else said[0]
+            tokens = path.line.tokens
+            self._step.tokens[row.request] = tokens[stop + 1 - right : stop + 2] if row.drafts else tokens[stop + 1]
             reader.known = max(reader.known, stop + 1)
 
     def _replace_table(self, request: str, table: list[list[int]]) -> _Reader | None:
@@ -344,42 +345,50 @@ class Device:
     def _block(self, row: Row, reader: _Reader, group: Group, slot: int) -> int:
         """The block of a slot that the row reads or writes. The null block where it has none, which is a fault once."""
         column = reader.table[group.index]
-        block = column[slot] if slot < len(column) else NULL_BLOCK
-        if 0 < block < len(self._contents):
-            return block
+        if slot < len(column) and 0 < column[slot] < len(self._contents):
+            return column[slot]
         if (group.index, slot) not in reader.reported:
             reader.reported.add((group.index, slot))
+            block = column[slot] if slot < len(column) else NULL_BLOCK
             why = "past the table" if slot >= len(column) else "outside the pool" if block else "null block"
             what = f"{_span(row)} uses slot {slot} of group {group.index}: {why} ({block})"
             self._fault("table-covers", f"{group.kind} slot, {why}", what, row.request, block)
         return NULL_BLOCK
 
     def _read_states(self, row: Row, reader: _Reader) -> None:
-        if row.start == 0:
+        start = row.start
+        if start == 0:
             return
+        text, contents, table, blocks = reader.path[start], self._contents, reader.table, len(self._contents)
         for group in self._states:
-            block = self._block(row, reader, group, (row.start - 1) // group.block_size)
-            held, wanted = self._contents[block], reader.path[row.start].key(group)
-            if block and not held.answers(wanted):
-                what = f"{row.request} needs state {group.index} after {row.start} tokens, block {block} holds {held}"
+            slot, column = (start - 1) // group.block_size, table[group.index]
+            block = column[slot] if slot < len(column) and 0 < column[slot] < blocks else self._block(row, reader, group, slot)
+            held, wanted = contents[block], text.key(group)
+            if held is not wanted.content and block and not held.answers(wanted):
+                what = f"{row.request} needs state {group.index} after {start} tokens, block {block} holds {held}"
                 self._fault("state-ready", f"state, {_reason(held, wanted)}", what, row.request, block)
 
     def _write(self, row: Row, reader: _Reader) -> None:
+        contents, places, stop = self._contents, self._places, row.start + row.count
+        line = reader.text.line if row.drafts else reader.path.line
         for group in self._append_only:
-            start, end, size = row.start, row.stop, group.block_size
-            while start < end:
+            start, size = row.start, group.block_size
+            while start < stop:
                 slot = start // size
-                stop = min(end, (slot + 1) * size)
+                end = min(stop, (slot + 1) * size)
                 block = self._block(row, reader, group, slot)
                 if block:
-                    text = reader.text.prefix(stop) if row.drafts else reader.path[stop]
-                    content = written(self._contents[block], group, start, stop, text)
-                    self._put(block, content, (reader, group.index, slot))
-                start = stop
+                    self._put(block, line.at(end).key(group).over(contents[block], start), (reader, group.index, slot))
+                start = end
+        stop, table, blocks = reader.computed, reader.table, len(contents)
+        text = reader.path[stop]
         for group in self._states:
-            block = self._block(row, reader, group, (reader.computed - 1) // group.block_size)
-            if block:
-                self._put(block, reader.path[reader.computed].key(group).content)
+            slot, column = (stop - 1) // group.block_size, table[group.index]
+            block = column[slot] if slot < len(column) and 0 < column[slot] < blocks else self._block(row, reader, group, slot)
+            if block in places:
+                self._put(block, text.key(group).content)
+            elif block:
+                contents[block] = text.key(group).content
 
     def _export(self, checkpoint: Checkpoint) -> None:
         request, position, block = checkpoint.request, checkpoint.position, checkpoint.block
@@ -409,7 +418,7 @@ class Device:
     def _read_slot(self, row: Row, reader: _Reader, group: Group, slot: int, block: int) -> None:
         wanted = reader.path[min((slot + 1) * group.block_size, reader.computed)].key(group)
         held = self._contents[block]
-        if not held.answers(wanted):
+        if held is not wanted.content and not held.answers(wanted):
             span = f"group {group.index}, tokens [{wanted.base}, {wanted.lineage.length})"
             what = f"{row.request} reads {span}, block {block} of slot {slot} holds {held}"
             self._fault("read-lineage", f"attention, {_reason(held, wanted)}", what, row.request, block)

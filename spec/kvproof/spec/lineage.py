@@ -1,88 +1,101 @@
 """Who wrote these bytes, for which tokens: lineages, keys and contents.
 
 A *lineage* is the identity of a token prefix (namespace, tokens[0:n]). It is a node of a tree that holds one node
-for each prefix ever named, so two prefixes are equal exactly when they are the same object, and a prefix of a lineage is
-reached in O(log n) steps over skip pointers (Myers, "An applicative random-access stack", 1983).
+for each prefix ever asked for, so two prefixes are equal exactly when they are the same object.
 
 A *key* is a lineage seen by a group. A *content* is what a block holds; it answers a key or it does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from operator import eq
+from typing import Any
 
 from kvproof.spec.geometry import Group, Kind
+
+STATE = Kind.STATE  # an enum is slow to ask
+
+
+class Line:
+    """A text that somebody named, and those of its prefixes that somebody asked for.
+
+    tokens: by length of the prefix that they end, after the namespace. A text that parts from it goes on in a line of its
+    own, which has the prefixes shorter than `begin` from its parent.
+    """
+
+    __slots__ = ("begin", "forks", "nodes", "parent", "tokens")
+
+    def __init__(self, parent: Line | None, begin: int, tokens: list[Any]) -> None:
+        self.parent = parent
+        self.begin = begin
+        self.tokens = tokens
+        self.nodes: list[Lineage | None] = [None] * len(tokens)
+        self.forks: dict[tuple[int, int], Line] = {}  # by the first length that differs, and the token there
+
+    def at(self, length: int) -> Lineage:
+        """The prefix of this length."""
+        node = self.nodes[length]
+        if node is None:
+            owner = self
+            while length < owner.begin and owner.parent is not None:
+                owner = owner.parent
+            node = self.nodes[length] = Lineage(self, length) if owner is self else owner.at(length)
+        return node
+
+    def follow(self, length: int, tokens: list[int]) -> Line:
+        """The line of the text that has the first `length` tokens of this one and then these."""
+        line, at = self, length + 1
+        while tokens:
+            known = line.tokens[at : at + len(tokens)]
+            if known == tokens[: len(known)]:
+                line.tokens += tokens[len(known) :]
+                line.nodes += [None] * (len(tokens) - len(known))
+                break
+            same = list(map(eq, known, tokens)).index(False)
+            at, tokens = at + same, tokens[same:]
+            fork = line.forks.get((at, tokens[0]))
+            line.forks[at, tokens[0]] = line = Line(line, at, line.tokens[:at]) if fork is None else fork
+        return line
 
 
 class Lineage:
     """A token prefix. Equal prefixes are the same object; compare with `is`."""
 
-    __slots__ = ("_child", "_children", "_jump", "_keys", "length", "parent", "token")
+    __slots__ = ("_keys", "length", "line")
 
-    def __init__(self, parent: Lineage | None, token: object) -> None:
-        self.parent = parent
-        self.token = token
-        self._child: Lineage | None = None  # the first one: most nodes have no other
-        self._children: dict[object, Lineage] | None = None  # the others
+    def __init__(self, line: Line, length: int) -> None:
+        self.line = line
+        self.length = length
         self._keys: dict[int, Key] | None = None
-        if parent is None:
-            self.length = 0
-            self._jump = self
-        else:
-            self.length = parent.length + 1
-            near = parent._jump
-            far = near._jump
-            self._jump = far if parent.length - near.length == near.length - far.length else parent
+
+    @property
+    def token(self) -> Any:
+        """The last one; of a root, its namespace."""
+        return self.line.tokens[self.length]
 
     def then(self, token: int) -> Lineage:
         """The lineage with one more token."""
-        child = self._child
-        if child is None:
-            child = self._child = Lineage(self, token)
-        elif child.token != token:
-            others = self._children
-            if others is None:
-                others = self._children = {}
-            child = others.get(token)
-            if child is None:
-                child = others[token] = Lineage(self, token)
-        return child
+        return self.line.follow(self.length, [token]).at(self.length + 1)
 
     def extended(self, tokens: Iterable[int]) -> Lineage:
         """The lineage with more tokens."""
-        node = self
-        for token in tokens:
-            node = node.then(token)
-        return node
+        more = list(tokens)
+        return self.line.follow(self.length, more).at(self.length + len(more))
 
     def prefix(self, length: int) -> Lineage:
         """The lineage of the first `length` tokens; itself when that is its length."""
-        if length == self.length:
-            return self
-        if not 0 <= length < self.length:
+        if not 0 <= length <= self.length:
             raise IndexError(f"prefix({length}) of a lineage of {self.length} tokens")
-        node = self
-        while node.length > length:
-            jump = node._jump
-            if jump.length >= length:
-                node = jump
-            else:
-                assert node.parent is not None
-                node = node.parent
-        return node
+        return self.line.at(length)
 
     def starts_with(self, other: Lineage) -> bool:
-        return self.length >= other.length and self.prefix(other.length) is other
+        length = other.length
+        return self.length >= length and (self.line is other.line or self.line.at(length) is other)
 
     def tokens(self) -> list[int]:
         """The tokens, first to last. O(length); for reports."""
-        out: list[int] = []
-        node = self
-        while node.parent is not None:
-            if isinstance(node.token, int):
-                out.append(node.token)
-            node = node.parent
-        return out[::-1]
+        return self.line.tokens[1 : self.length + 1]
 
     def key(self, group: Group) -> Key:
         """This lineage as the given group sees it."""
@@ -109,7 +122,7 @@ class Forest:
     def root(self, namespace: object = None) -> Lineage:
         root = self._roots.get(namespace)
         if root is None:
-            root = self._roots[namespace] = Lineage(None, namespace)
+            root = self._roots[namespace] = Line(None, 0, [namespace]).at(0)
         return root
 
     def text(self, prompt: tuple[int, ...], namespace: object = None) -> Path:
@@ -121,41 +134,43 @@ class Forest:
 
 
 class Path:
-    """The lineages of one request's text, `path[n]` being that of its first n tokens; `nodes` lists them. It only grows."""
+    """The lineages of one request's text, `path[n]` being that of its first n tokens. It only grows."""
 
-    __slots__ = ("nodes",)
+    __slots__ = ("length", "line")
 
-    def __init__(self, root: Lineage, tokens: Sequence[int] = ()) -> None:
-        self.nodes = [root]
+    def __init__(self, root: Lineage, tokens: Iterable[int] = ()) -> None:
+        self.line = root.line
+        self.length = root.length
         self.extend(tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
-        node, nodes = self.nodes[-1], self.nodes
-        for token in tokens:
-            child = node._child
-            if child is None:
-                child = node._child = Lineage(node, token)
-            elif child.token != token:
-                child = node.then(token)
-            nodes.append(child)
-            node = child
+        more = list(tokens)
+        self.line = self.line.follow(self.length, more)
+        self.length += len(more)
 
     def upto(self, length: int, follow: Callable[[Lineage], int]) -> Lineage:
         """The first `length` tokens, after as many steps of `follow`, which gives the next token of a text, as it takes."""
-        nodes = self.nodes
-        while len(nodes) <= length:
-            nodes.append(nodes[-1].then(follow(nodes[-1])))
-        return nodes[length]
+        while self.length < length:
+            self.extend((follow(self.line.at(self.length)),))
+        return self.line.at(length)
+
+    def first(self, length: int) -> Path:
+        """Its first `length` tokens, to grow on their own."""
+        path = Path(self.line.at(0))
+        path.line, path.length = self[length].line, length
+        return path
 
     def __getitem__(self, length: int) -> Lineage:
-        return self.nodes[length]
+        if not 0 <= length <= self.length:
+            raise IndexError(f"prefix({length}) of a text of {self.length} tokens")
+        return self.line.at(length)
 
     def __len__(self) -> int:
         """Number of tokens."""
-        return len(self.nodes) - 1
+        return self.length
 
     def __iter__(self) -> Iterator[Lineage]:
-        return iter(self.nodes)
+        return map(self.line.at, range(self.length + 1))
 
 
 class Key:
@@ -171,7 +186,7 @@ class Key:
         self.lineage = lineage
         length, size = lineage.length, group.block_size
         self.base = base = (length - 1) // size * size
-        self.content: Content = StateAt(group, lineage) if group.kind is Kind.STATE else Rows(group, ((base, lineage),))
+        self.content: Content = StateAt(group, lineage) if group.kind is STATE else Rows(group, ((base, lineage),))
 
     @property
     def partial(self) -> bool:
@@ -182,6 +197,32 @@ class Key:
         """The table slot whose block may carry this key."""
         return self.base // self.group.block_size
 
+    def over(self, old: Content, start: int) -> Content:
+        """The content after the forward pass wrote this lineage, from token `start` on, into a block that held `old`.
+
+        A state keeps nothing of what was there; rows keep the slots outside the range. The result has one run where the
+        write continues or repeats the old rows of the same text.
+        """
+        lineage, group, base = self.lineage, self.group, self.base
+        if group.kind is STATE:
+            return self.content
+        stop = lineage.length
+        runs: tuple[Run, ...] = ()
+        if isinstance(old, Rows) and old.group is group and base <= old.runs[0][0] < base + group.block_size:
+            runs = old.runs  # rows of another slot are bytes of other positions: nobody can read them here
+            old_start, wrote = runs[0]
+            same = wrote.line is lineage.line or (start <= wrote.length and wrote.prefix(start) is lineage.prefix(start))
+            if len(runs) == 1 and old_start <= start <= wrote.length and same:
+                if wrote.length <= stop:
+                    start, runs = old_start, ()
+                elif wrote.starts_with(lineage):
+                    return old
+        if not runs and start == base:
+            return self.content
+        before = tuple((a, w if w.length <= start else w.prefix(start)) for a, w in runs if a < start)
+        after = tuple((max(a, stop), w) for a, w in runs if w.length > stop)
+        return Rows(group, (*before, (start, lineage), *after))
+
     def covers(self, other: Key) -> bool:
         """Whether content that answers this key also answers the other one, whatever that content is.
 
@@ -191,7 +232,7 @@ class Key:
             return True
         return (
             self.group is other.group
-            and self.group.kind is Kind.APPEND_ONLY
+            and self.group.kind is not STATE
             and self.base == other.base
             and self.lineage.starts_with(other.lineage)
         )
@@ -286,27 +327,5 @@ class StateAt(Content):
 
 
 def written(old: Content, group: Group, start: int, stop: int, lineage: Lineage) -> Content:
-    """The content after the forward pass wrote tokens [start, stop) of `lineage` into a block that held `old`.
-
-    start, stop: token positions inside one block. A state keeps nothing of what was there; rows keep the slots outside the
-    range. The result has one run where the write continues or repeats the old rows of the same text.
-    """
-    lineage = lineage.prefix(stop)
-    key = lineage.key(group)
-    if group.kind is Kind.STATE:
-        return key.content
-    runs: tuple[Run, ...] = ()
-    if isinstance(old, Rows) and old.group is group and old.runs[0][0] // group.block_size == start // group.block_size:
-        runs = old.runs  # rows of another slot are bytes of other positions: nobody can read them here
-    if len(runs) == 1:
-        old_start, wrote = runs[0]
-        if old_start <= start <= wrote.length and wrote.prefix(start) is lineage.prefix(start):
-            if wrote.length <= stop:
-                start, runs = old_start, ()
-            elif wrote.prefix(stop) is lineage:
-                return old
-    if not runs and start == key.base:
-        return key.content
-    before = tuple((a, w if w.length <= start else w.prefix(start)) for a, w in runs if a < start)
-    after = tuple((max(a, stop), w) for a, w in runs if w.length > stop)
-    return Rows(group, (*before, (start, lineage), *after))
+    """The content after the forward pass wrote tokens [start, stop) of `lineage` into a block that held `old`."""
+    return lineage.prefix(stop).key(group).over(old, start)

@@ -9,6 +9,9 @@ except `observe` and the operation that empties the cache, which is so in vLLM t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from inspect import Parameter, signature
+from types import CodeType
 from typing import Any
 
 from kvproof.audit.target import Observation, Op, OpKind
@@ -112,10 +115,7 @@ class Journal:
 
         more_keys = pool.cached_block_hashes_by_block
 
-        def on_cache_full_blocks(
-            request: Any, blocks: Any, num_cached_blocks: int, num_full_blocks: int, *args: Any, **options: Any
-        ) -> None:
-            cache_full(request, blocks, num_cached_blocks, num_full_blocks, *args, **options)
+        def after_cache_full(result: None, blocks: Any, num_cached_blocks: int, num_full_blocks: int) -> None:
             self._note_keyed(blocks[num_cached_blocks:num_full_blocks])
 
         def on_cache_partial_block(request: Any, block: Any, *args: Any, **options: Any) -> Any:
@@ -136,32 +136,36 @@ class Journal:
                 self._note_keys(block)
             return evicted
 
-        pool.cache_full_blocks, pool.cache_partial_block = on_cache_full_blocks, on_cache_partial_block
+        pool.cache_full_blocks, pool.cache_partial_block = _followed(cache_full, after_cache_full), on_cache_partial_block
         pool.move_block_hashes, pool._maybe_evict_cached_block = on_move_block_hashes, on_evict
 
     # Wrappers of the manager and the scheduler: one operation each.
 
     def _wrap_allocation(self) -> None:
-        manager, coordinator = self._manager, self._manager.coordinator
+        manager, coordinator, pool = self._manager, self._manager.coordinator, self._pool
         allocate_slots, estimate = manager.allocate_slots, coordinator.get_num_blocks_to_allocate
         cache_blocks = manager.cache_blocks
 
-        def on_estimate(*args: Any, **options: Any) -> int:
-            demand: int = estimate(*args, **options)
-            if not options.get("apply_admission_cap"):
+        def after_estimate(demand: int, apply_admission_cap: bool) -> None:
+            if not apply_admission_cap:
                 self._demand = demand
-            return demand
 
-        def on_allocate_slots(
-            request: Any, num_new_tokens: int, num_new_computed_tokens: int = 0, *args: Any, **options: Any
-        ) -> Any:
-            self._begin()
-            start = request.num_computed_tokens + num_new_computed_tokens
-            start += options.get("num_external_computed_tokens", 0)
-            blocks = allocate_slots(request, num_new_tokens, num_new_computed_tokens, *args, **options)
-            op = Op(_ALLOCATE, None, start, start + num_new_tokens, num_new_computed_tokens, blocks is None)
-            self._close_allocation(op, request.request_id)
-            return blocks
+        def after_allocation(
+            blocks: Any,
+            request: Any,
+            num_new_tokens: int,
+            num_new_computed_tokens: int,
+            num_external_computed_tokens: int,
+        ) -> None:
+            start = request.num_computed_tokens + num_new_computed_tokens + num_external_computed_tokens
+            name = self._name(request.request_id)
+            op = Op(_ALLOCATE, name, start, start + num_new_tokens, num_new_computed_tokens, blocks is None)
+            if self._demand is not None and self._demand <= pool.num_gpu_blocks:
+                op.demand = self._demand  # more than the pool has means "not in this step", see MambaManager
+            if self._taken or self._hits or self._dropped:
+                op.tables = {name: self._table(request.request_id)}
+                op.copies = self._new_copies()  # each has a target that was just taken
+            self._close(op)
 
         def on_cache_blocks(request: Any, num_computed_tokens: int) -> None:
             self._begin()
@@ -169,7 +173,8 @@ class Journal:
             if self._touched():
                 self._close(Op(_OTHER, self._name(request.request_id)))
 
-        coordinator.get_num_blocks_to_allocate, manager.allocate_slots = on_estimate, on_allocate_slots
+        coordinator.get_num_blocks_to_allocate = _followed(estimate, after_estimate)
+        manager.allocate_slots = _followed(allocate_slots, after_allocation, self._begin)
         manager.cache_blocks = on_cache_blocks
 
     def _wrap_eviction(self) -> None:
@@ -202,9 +207,8 @@ class Journal:
             held = self._table(request.request_id) is not None
             free_request(request)
             if held or self._touched():
-                op = Op(_FREE, self._name(request.request_id))
-                op.tables[self._name(request.request_id)] = self._table(request.request_id)
-                self._close(op)
+                name = self._name(request.request_id)
+                self._close(Op(_FREE, name, tables={name: self._table(request.request_id)}))
 
         def on_free_cow_retained_blocks(blocks: Any, fence_seq: int) -> None:
             self._begin()
@@ -212,6 +216,9 @@ class Journal:
             self._close(Op(_COPIES_OUT))
 
         def on_drain_deferred_frees() -> None:
+            if not scheduler.deferred_frees:
+                drain_deferred()
+                return
             self._begin()
             drain_deferred()
             self._deferred_seen = len(scheduler.deferred_frees)
@@ -233,29 +240,16 @@ class Journal:
             self._close(Op(_OTHER))
         self._demand = None
 
-    def _close_allocation(self, op: Op, request_id: str) -> None:
-        name = op.request = self._name(request_id)
-        op.copies = self._new_copies()
-        if self._taken or self._hits or self._dropped or op.copies:
-            op.tables[name] = self._table(request_id)
-        if self._demand is not None and self._demand <= self._pool.num_gpu_blocks:
-            op.demand = self._demand  # more than the pool has means "not in this step", see MambaManager
-        for pair in op.copies:
-            for block_id in pair:
-                op.refs[block_id] = self._pool.blocks[block_id].ref_cnt
-        self._close(op)
-
     def _close(self, op: Op) -> None:
         """Complete an operation with what was touched during it, and forget that."""
-        if self._taken:
-            op.taken = _note(self._taken, op.refs)
-            self._taken.clear()
-        if self._hits:
-            op.hits = _note(self._hits, op.refs)
-            self._hits.clear()
-        if self._dropped:
-            op.dropped = _note(self._dropped, op.refs)
-            self._dropped.clear()
+        if self._taken or self._hits or self._dropped:
+            op.refs = refs = {block: self._pool.blocks[block].ref_cnt for pair in op.copies for block in pair}
+            if self._taken:
+                op.taken = _note(self._taken, refs)
+            if self._hits:
+                op.hits = _note(self._hits, refs)
+            if self._dropped:
+                op.dropped = _note(self._dropped, refs)
         if self._keyed:
             op.keys, self._keyed = self._keyed, []
         deferred = self._scheduler.deferred_frees
@@ -271,10 +265,10 @@ class Journal:
 
     def _note_keyed(self, blocks: list[Any]) -> None:
         """Note the keys of those that have any."""
-        keyed, read = self._keyed, self._view.keys
+        more = self._pool.cached_block_hashes_by_block
         for block in blocks:
-            if entries := read(block):
-                keyed.append((block.block_id, entries))
+            if (block._block_hash is not None or block.block_id in more) and (entries := self._view.keys(block)):
+                self._keyed.append((block.block_id, entries))
 
     def _new_copies(self) -> list[tuple[int, int]]:
         """Copies staged since the last look. A manager starts a new list when the scheduler takes the old one."""
@@ -317,14 +311,44 @@ class Journal:
         return found
 
 
+def _followed(inner: Callable[..., Any], after: Callable[..., None], before: Callable[[], None] | None = None) -> Any:
+    """`before`, `inner`, and then `after` with its result and those of its arguments that `after` names.
+
+    Spelled out with the parameters of `inner`: to pass on *args and **options costs more than all that is noted.
+    """
+    given, wanted = signature(inner).parameters, list(signature(after).parameters)[1:]
+    defaults = [value.default for value in given.values() if value.default is not Parameter.empty]
+    code = _spelled(tuple(given), len(defaults), tuple(wanted), before is not None)
+    known: dict[str, Any] = {}
+    exec(code, known)
+    return known["bound"](inner, after, before, defaults)
+
+
+@cache
+def _spelled(given: tuple[str, ...], defaults: int, wanted: tuple[str, ...], begins: bool) -> CodeType:
+    first = len(given) - defaults
+    told = [*given[:first], *(f"{name}=defaults[{place}]" for place, name in enumerate(given[first:]))]
+    lines = [
+        "def bound(inner, after, before, defaults):",
+        f" def outer({', '.join(told)}):",
+        *(["  before()"] if begins else []),
+        f"  result = inner({', '.join(given)})",
+        f"  after({', '.join(['result', *wanted])})",
+        "  return result",
+        " return outer",
+    ]
+    return compile("\n".join(lines), "<journal>", "exec")
+
+
 def _note(blocks: list[Any], refs: dict[int, int]) -> list[int]:
-    """Ids of blocks, with their counts noted in `refs`; tables are full of null blocks, which are left out."""
+    """Ids of blocks, with their counts noted in `refs`, and none left; tables are full of null blocks, which are left out."""
     ids = []
     for block in blocks:
         if not block.is_null:
             block_id = block.block_id
             ids.append(block_id)
             refs[block_id] = block.ref_cnt
+    blocks.clear()
     return ids
 
 
