@@ -59,7 +59,7 @@ def fences() -> Iterator[Obligation]:
         same = z3.And(at.state.fenced[at.holder], at.state.fence[at.holder] == at.fence)
         onward = z3.And(at.state.issued >= at.issued, at.state.completed >= at.completed)
         goal = z3.And(onward, z3.Or(z3.Not(at.state.holds[at.holder, at.block]), same))
-        yield at.says(("a fence stays", action.name), f"`{action.name}` moves no fence.", goal, **guards, fenced=at.fenced)
+        yield at.says(("a fence stays", action.name), "No action moves a fence.", goal, **guards, fenced=at.fenced)
     at = Anywhere()
     bound = at.issued - at.completed + z3.If(at.fence == at.state.staging, 1, 0)
     sentence = "A fence waits for as many completions as there are steps in flight, and one more if its step is being staged."
@@ -80,7 +80,11 @@ def leaks() -> Iterator[Obligation]:
     gone = at.world.every("Owner", lambda owner: z3.Not(at.state.alive[owner]))
     over, staged = at.completed == at.issued, at.fence == at.state.staging
     yield at.shows(
-        ("a copy is left",), "A copy staged by somebody gone waits for its step.", gone=gone, over=over, staged=staged
+        ("a copy is left",),
+        "Everybody is gone and all steps are done, and a copy that was staged waits for its step.",
+        gone=gone,
+        over=over,
+        staged=staged,
     )
     loads = at.of(lambda state: none(state.loading.of(at.holder)))
     yield at.says(("no load is left",), "Where nobody is alive, nothing loads.", loads, gone=gone)
@@ -102,12 +106,14 @@ def gains() -> Iterator[Obligation]:
     alone = at.world.every("Holder", lambda h: z3.Or(h == at.holder, z3.Not(at.state.holds[h, at.block])))
     mine = z3.And(alone, z3.Not(at.fenced), z3.Not(at.state.loading[at.holder, at.block]))
     stuck = {"mine": mine, "used": at.used > at.horizon}
-    yield at.shows(("a victim that gives nothing",), "Whoever is alive may hold nothing but blocks in use.", **stuck)
+    yield at.shows(
+        ("a victim that gives nothing",), "All that a victim holds is in use, so that it gives nothing back now.", **stuck
+    )
     device = z3.And(z3.Not(at.state.unordered), at.used <= at.issued)
     goal = z3.And(at.may("release", at.holder, at.block), at.of(at.is_free))
     sentence = "The only holder of a block behind the horizon frees it by its release."
     yield at.says(("something now",), sentence, goal, mine=mine, behind=at.used <= at.horizon)
-    sentence = "Where the device's order protects, so does the only holder of any block that the staged step does not use."
+    sentence = "Where the device's order protects, the only holder of any block that the staged step does not use frees it by its release."
     yield at.says(("something now", "device order"), sentence, goal, mine=mine, device=device)
 
 
@@ -121,14 +127,14 @@ def queue() -> Iterator[Obligation]:
     exist = z3.ForAll([i], z3.Implies(i < size, fence(i) <= issued + 1))
     put = {"near": near, "exist": exist, "put": z3.Or(new == issued, new == issued + 1)}
     goal = z3.And(z3.Implies(i < size, fence(i) <= new + 1), new <= issued + 1)
-    sentence = "What is put in the list leaves each fence at most one ahead of a later one."
+    sentence = "In a list of fences as vLLM keeps it, each is at most one ahead of a later one."
     yield theorem("liveness", ("queue", "nearly in order"), sentence, put, goal)
     entry = {"near": near, "entry": z3.And(i <= j, j < size), "next": completed >= fence(j) + 1}
-    sentence = "An entry ends with the step after its own at the latest: nothing before it waits longer."
+    sentence = "An entry of such a list ends with the step after its own at the latest, as nothing before it waits longer."
     yield theorem("liveness", ("queue", "late by one"), sentence, entry, fence(i) <= completed)
     late = {"near": near, "exist": exist, "size": z3.And(i == 0, j == 1, size == 2), "over": completed == issued}
     late |= {"own step is done": fence(j) <= completed, "behind": fence(i) > completed}
-    sentence = "All issued steps are done, and an entry waits for one that is not issued."
+    sentence = "All issued steps are done, and an entry of such a list waits for one that is not issued (F14)."
     yield witness("liveness", ("queue", "late"), sentence, late)
 
 

@@ -73,7 +73,8 @@ def chunk_stops() -> list[Obligation]:
 
         @s.promise(lambda: start < length and enough)
         def chunk_cover() -> Any:
-            """What is left to compute shrinks with each such chunk, and to no less than nothing: they add up to the text."""
+            """What is left to compute shrinks with each chunk that may take a block, and to no less than nothing: such chunks add
+            up to the text."""
             return 0 <= length - stop < length - start
 
         @s.promise(lambda: short)
@@ -84,13 +85,14 @@ def chunk_stops() -> list[Obligation]:
 
         @s.promise(two_in_one_block)
         def chunk_once_per_block() -> Any:
-            """Two such stops off the grid and in one block are the tail and the junction: so there is at most one in each
-            block, unless these two share it."""
+            """Of the stops short of the end of the prefill there is at most one off the grid in each block, unless the tail and
+            the junction share it."""
             return (one == last_unit and two == junction) or (one == junction and two == last_unit)
 
         @s.promise(lambda: short and on_grid(junction, unit))
         def chunk_key() -> Any:
-            """Such a stop is a unit boundary where the junction is one, so a state that is kept there has a key."""
+            """A stop short of the end of the prefill is a unit boundary where the junction is one: a state kept there has a
+            key."""
             return on_grid(stop, unit)
 
         @s.promise()
@@ -105,7 +107,8 @@ def chunk_stops() -> list[Obligation]:
 
         @s.promise(lambda: plain and (not on_grid(start, block) or widest < block))
         def chunk_realign() -> Any:
-            """Nor does it run past a position on the grid, if it starts inside a block or no step is as wide as a block."""
+            """A chunk of the prefill that exports nothing runs past no position on the grid, if it starts inside a block or no
+            step is as wide as a block."""
             return not start < at // block * block < stop
 
         @s.promise(lambda: exported)
@@ -122,8 +125,8 @@ def chunk_stops() -> list[Obligation]:
 
         @s.promise()
         def junction_stop() -> Any:
-            """The stop for a junction is less than a block before it, on the grid; for an exact one in the prompt it is
-            there."""
+            """The stop for a junction is less than a block before it, on the grid; for an exact one in the prompt it is at the
+            junction."""
             there = marked == junction if exact and junction <= prompt else on_grid(marked, block)
             return 0 <= junction - marked < block and there
 
@@ -276,7 +279,7 @@ def longest_hits() -> list[Obligation]:
 
         @s.promise(covered)
         def attention_hit_is_greatest() -> Any:
-            """No greater length is covered by an attention group: that would need the full block after the run, or a boundary
+            """An attention group covers no length beyond its longest hit: that would need the full block after it, or a boundary
             that is found between that length and the end of its block."""
             return n <= greatest
 
@@ -328,7 +331,7 @@ def one_round(s: Sizes, kind: str, shape: Geometry, grain: Any, size: Any, n: An
 
         @s.promise(lambda: s.every(n >= 0, on_grid(n, grain), covered(n)), kind)
         def common_hit() -> Any:
-            """With {kind} hits, the last round ends at a length that every state group covers, another one at a smaller
+            """With {kind} hits, the last round of `common_hit` ends at a length that every state group covers, another at a smaller
             candidate, and none passes a length within the candidate that all of them cover."""
             return hit(
                 lambda first, length, _: (length == 0 or covered(length)) and (n <= length or n > first),
