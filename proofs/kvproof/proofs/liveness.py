@@ -113,7 +113,7 @@ def gains() -> Iterator[Obligation]:
     goal = z3.And(at.may("release", at.holder, at.block), at.of(at.is_free))
     sentence = "The only holder of a block behind the horizon frees it by its release."
     yield at.says(("something now",), sentence, goal, mine=mine, behind=at.used <= at.horizon)
-    sentence = "Where the device's order protects, the only holder of any block that the staged step does not use frees it by its release."
+    sentence = "Where the device's order protects, the only holder of a block that the staged step does not use frees it, too."
     yield at.says(("something now", "device order"), sentence, goal, mine=mine, device=device)
 
 

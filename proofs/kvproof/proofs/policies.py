@@ -73,8 +73,8 @@ def chunk_stops() -> list[Obligation]:
 
         @s.promise(lambda: start < length and enough)
         def chunk_cover() -> Any:
-            """What is left to compute shrinks with each chunk that may take a block, and to no less than nothing: such chunks add
-            up to the text."""
+            """What is left to compute shrinks with each chunk that may take a block, and to no less than nothing: such chunks
+            add up to the text."""
             return 0 <= length - stop < length - start
 
         @s.promise(lambda: short)
@@ -279,8 +279,8 @@ def longest_hits() -> list[Obligation]:
 
         @s.promise(covered)
         def attention_hit_is_greatest() -> Any:
-            """An attention group covers no length beyond its longest hit: that would need the full block after it, or a boundary
-            that is found between that length and the end of its block."""
+            """An attention group covers no length beyond its longest hit: that would need the full block after it, or a
+            boundary that is found between that length and the end of its block."""
             return n <= greatest
 
     return s.promises
@@ -331,8 +331,8 @@ def one_round(s: Sizes, kind: str, shape: Geometry, grain: Any, size: Any, n: An
 
         @s.promise(lambda: s.every(n >= 0, on_grid(n, grain), covered(n)), kind)
         def common_hit() -> Any:
-            """With {kind} hits, the last round of `common_hit` ends at a length that every state group covers, another at a smaller
-            candidate, and none passes a length within the candidate that all of them cover."""
+            """With {kind} hits, the last round of `common_hit` ends at a length that every state group covers, another at a
+            smaller candidate, and none passes a length within the candidate that all of them cover."""
             return hit(
                 lambda first, length, _: (length == 0 or covered(length)) and (n <= length or n > first),
                 lambda first, then: 0 <= then < first and on_grid(then, grain) and (n <= then or n > first),
