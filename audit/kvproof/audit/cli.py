@@ -305,7 +305,9 @@ def explained_case(path: Path) -> list[str]:
 
 @app.command("prove")
 def prove_command(
-    clause: Annotated[str | None, typer.Argument(help="words of a clause's sentence, or its check; - for all")] = None,
+    clause: Annotated[
+        str | None, typer.Argument(help="words of a clause or of another theorem's name, or a check; - for all")
+    ] = None,
     action: Annotated[str | None, typer.Argument(help="an action")] = None,
     timeout: Annotated[
         str | None,

@@ -48,18 +48,16 @@ def seconds(text: str) -> float:
 
 
 def chosen(obligations: Iterable[Obligation], clause: str | None, action: str | None) -> list[Obligation]:
-    """Those about a clause (a part of its sentence, or its check) and an action. Raises BadInput where there are none."""
+    """Those whose name has the words of `clause`, or that are about a clause of that check; and about an action. Raises
+    BadInput where there are none."""
     if action is not None and action not in ACTIONS:
         raise BadInput(f"no action is named {action!r}: {', '.join(ACTIONS)}")
-    names = [name for name, entry in CLAUSES.items() if clause is not None and (clause in name or clause == entry.check)]
-    if clause is not None and not names:
+    checked = {name for name, entry in CLAUSES.items() if entry.check == clause}
+    found = [o for o in obligations if clause is None or clause in " ".join(o.name) or checked.intersection(o.name)]
+    if not found:
         known = ", ".join(sorted({entry.check for entry in CLAUSES.values()}))
-        raise BadInput(f"no clause has {clause!r} in its sentence: use words of one, or a check: {known}")
-    return [
-        obligation
-        for obligation in obligations
-        if (clause is None or any(name in obligation.name for name in names)) and (action is None or action in obligation.name)
-    ]
+        raise BadInput(f"no theorem has {clause!r} in its name: use words of a clause, of docs/times.md, or a check: {known}")
+    return [obligation for obligation in found if action is None or action in obligation.name]
 
 
 def summary(verdicts: Sequence[Verdict]) -> list[str]:
