@@ -358,11 +358,12 @@ def test_journal_and_pool_agree_on_random_workloads(target: VllmTarget, seed: in
 
 def test_internal_checkpoints_are_derived_from_tables(target: VllmTarget) -> None:
     config = Config(hybrid(checkpoint=True), max_batched_tokens=512)
-    if "prefill_checkpoint_alignment" not in vllm_build.parameters(vllm_build.load().get("interface", "MambaSpec")):
-        with pytest.raises(GeometryError, match="checkpoint"):
-            target.reset(config)
+    try:
+        client = Client(target, config)
+    except (GeometryError, TargetUnavailable) as error:
+        assert "checkpoint" in str(error)
+        assert target.release < "0.32", "from then on there are checkpoints, worker and all"
         return
-    client = Client(target, config)
     client.target.add(Request("a", tuple(range(109)), max_tokens=3))
     step = client.schedule()
     row = step.rows[0]
@@ -382,7 +383,7 @@ def test_an_inner_chunk_exports_to_the_null_block_under_sparse_retention(target:
     """The worker does not know that the scheduler kept no block for it; see `vllm_checkpoints`."""
     try:
         client = Client(target, Config(hybrid(checkpoint=True), max_batched_tokens=64))
-    except GeometryError:
+    except (GeometryError, TargetUnavailable):
         return  # this release has no checkpoints, as the test above asserts
     client.target.add(Request("a", tuple(range(109)), max_tokens=2))
     client.run()
