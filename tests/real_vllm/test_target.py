@@ -361,8 +361,8 @@ def test_internal_checkpoints_are_derived_from_tables(target: VllmTarget) -> Non
     try:
         client = Client(target, config)
     except (GeometryError, TargetUnavailable) as error:
-        assert "checkpoint" in str(error)
-        assert target.release < "0.32", "from then on there are checkpoints, worker and all"
+        if "checkpoint" not in str(error) or target.release >= "0.32":
+            raise  # from then on there are checkpoints, worker and all
         return
     client.target.add(Request("a", tuple(range(109)), max_tokens=3))
     step = client.schedule()
