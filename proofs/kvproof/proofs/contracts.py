@@ -20,6 +20,11 @@ Bits = tuple[bool, bool, bool, bool]  # a text of two blocks
 Write = tuple[bool, bool, bool]  # into the second block: of which text, without the first token, without the last
 
 
+def setting(one: Bits, two: Bits, rows: bool) -> tuple[Group, tuple[Lineage, Lineage]]:
+    root = Forest().root()
+    return ATTENTION if rows else STATE, (root.extended(map(int, one)), root.extended(map(int, two)))
+
+
 def content_after(group: Group, texts: tuple[Lineage, ...], writes: tuple[Write, ...]) -> Content:
     content = UNKNOWN
     for second, late, early in writes:
@@ -33,8 +38,7 @@ def what_extends_answers(one: Bits, two: Bits, old: Write, new: Write, full: boo
 
     post: _
     """
-    root, group = Forest().root(), ATTENTION if rows else STATE
-    texts = root.extended(map(int, one)), root.extended(map(int, two))
+    group, texts = setting(one, two, rows)
     before, after = content_after(group, texts, (old,)), content_after(group, texts, (old, new))
     key = texts[0].prefix(4 if full else 3).key(group)
     return after.answers(key) or not (after.extends(before) and before.answers(key))
@@ -45,8 +49,7 @@ def what_answers_covers(one: Bits, two: Bits, writes: tuple[Write, Write], long:
 
     post: _
     """
-    root, group = Forest().root(), ATTENTION if rows else STATE
-    texts = root.extended(map(int, one)), root.extended(map(int, two))
+    group, texts = setting(one, two, rows)
     content = content_after(group, texts, writes)
     key, need = texts[0].prefix(4 if long else 3).key(group), texts[1].prefix(2 if short else 3).key(group)
     return not key.covers(need) or (key.slot == need.slot and (content.answers(need) or not content.answers(key)))
@@ -57,8 +60,7 @@ def what_is_written_answers(one: Bits, two: Bits, writes: tuple[Write, Write], r
 
     post: _
     """
-    root, group = Forest().root(), ATTENTION if rows else STATE
-    texts = root.extended(map(int, one)), root.extended(map(int, two))
+    group, texts = setting(one, two, rows)
     content = content_after(group, texts, (*writes, (False, False, False)))
     return content.answers(texts[0].key(group)) and content.answers(texts[0].prefix(3).key(group)) == rows
 
@@ -95,10 +97,10 @@ def a_block_is_named_by_its_text(text: Bits, wide: bool, many: bool) -> bool:
     return digests(tokens, unit)[units::units] == [digests(tokens[:end], unit)[-1] for end in ends]
 
 
-def a_chunk_gets_on(start: int, wanted: int, prompt: int, length: int, blocks: int, junction: int) -> bool:
+def a_chunk_gets_on(start: int, wanted: int, prompt: int, length: int, junction: int) -> bool:
     """A chunk takes from 0 to `wanted` tokens, and some if it may take a block; here the unit is one and the block four.
 
-    pre: 0 <= start and 4 <= wanted and 1 <= prompt <= length and start + wanted <= length and blocks >= 1
+    pre: 0 <= start and 4 <= wanted and 1 <= prompt <= length and start + wanted <= length
     post: _
     """
     return 1 <= chunk(start, wanted, prompt, length, block=4, unit=1, widest=wanted, junction=junction) <= wanted

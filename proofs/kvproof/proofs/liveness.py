@@ -11,8 +11,8 @@ from typing import Any
 
 import z3
 
-from kvproof.proofs.face import Expr, SomeState, World, arguments, installed, taken
-from kvproof.proofs.obligations import Obligation, clauses_of, theorem, witness
+from kvproof.proofs.face import Expr, SomeState, arguments, installed, taken
+from kvproof.proofs.obligations import Kernel, Obligation, Tables, asserted, declared, refutation, theorem, witness
 from kvproof.spec.actions import ACTIONS
 from kvproof.spec.clauses import CLAUSES
 from kvproof.spec.logic import none
@@ -21,15 +21,13 @@ from kvproof.spec.logic import none
 class Anywhere:
     """A state where all clauses hold, and a holder of a block in it."""
 
-    def __init__(self) -> None:
-        self.world = World()
-        self.state = SomeState(self.world)
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel, self.world, self.state = kernel, kernel.world, kernel.anywhere()
         self.holder, self.block = self.world.constant("holder", "Holder"), self.world.constant("block", "Block")
         self.used, self.horizon = self.state.last_use[self.block], self.of(lambda state: state.horizon)
         self.fenced, self.fence = self.state.fenced[self.holder], self.state.fence[self.holder]
         self.issued, self.completed = self.state.issued, self.state.completed
-        held = {"it is held": self.state.holds[self.holder, self.block]}
-        self.known = self.world.axioms() | clauses_of(self.world, self.state, CLAUSES) | held
+        self.held = {"it is held": self.state.holds[self.holder, self.block]}
 
     def of(self, term: Any) -> Expr:
         with installed(self.world):
@@ -43,31 +41,36 @@ class Anywhere:
         return z3.And(list(taken(self.world, ACTIONS[name], self.state, list(values)).values()))
 
     def says(self, name: tuple[str, ...], sentence: str, goal: Expr, **more: Expr) -> Obligation:
-        return theorem("liveness", name, sentence, self.known | more, goal)
+        return Obligation("liveness", name, sentence, refutation(declared(self.world), self.premises(more), goal))
 
     def shows(self, name: tuple[str, ...], sentence: str, **more: Expr) -> Obligation:
-        return witness("liveness", name, sentence, self.known | more)
+        text = "\n".join([declared(self.world), self.premises(more), "(check-sat)"])
+        return Obligation("liveness", name, sentence, text, "sat")
+
+    def premises(self, more: dict[str, Expr]) -> str:
+        return "\n".join([self.kernel.assumed, asserted(self.held | more)])
 
 
 def fences() -> Iterator[Obligation]:
     """A fence is at most one step beyond those in flight, no action moves it, each completion brings it nearer by one, and
     once its step is done it may end. So it lasts for as many completions as steps are in flight, and one more if its step is
     still being staged."""
+    kernel = Kernel(Tables(ACTIONS, CLAUSES))
     for action in ACTIONS.values():
-        at = Anywhere()
+        at = Anywhere(kernel)
         guards = taken(at.world, action, at.state, arguments(at.world, action))
         same = z3.And(at.state.fenced[at.holder], at.state.fence[at.holder] == at.fence)
         onward = z3.And(at.state.issued >= at.issued, at.state.completed >= at.completed)
         goal = z3.And(onward, z3.Or(z3.Not(at.state.holds[at.holder, at.block]), same))
         yield at.says(("a fence stays", action.name), "No action moves a fence.", goal, **guards, fenced=at.fenced)
-    at = Anywhere()
+    at = Anywhere(kernel)
     bound = at.issued - at.completed + z3.If(at.fence == at.state.staging, 1, 0)
     sentence = "A fence waits for as many completions as there are steps in flight, and one more if its step is being staged."
     yield at.says(("the bound",), sentence, at.fence - at.completed <= bound, fenced=at.fenced)
     done = at.fence <= at.completed
     goal = at.may("expire", at.holder, at.block)
     yield at.says(("a fence ends",), "A fence whose step is done may end.", goal, fenced=at.fenced, done=done)
-    at = Anywhere()
+    at = Anywhere(kernel)
     goal = z3.And(at.may("complete"), at.state.completed == at.completed + 1)
     sentence = "Where a step is in flight, one may complete, and one less is in flight."
     yield at.says(("a step completes",), sentence, goal, flying=at.completed < at.issued)
@@ -76,7 +79,8 @@ def fences() -> Iterator[Obligation]:
 def leaks() -> Iterator[Obligation]:
     """Where nobody is alive, all steps are done and nothing waits for the step that is being staged, every holder may end at
     once; in any order, since the end of one moves no other fence. What nobody holds is free, by the definition of free."""
-    at = Anywhere()
+    kernel = Kernel(Tables(ACTIONS, CLAUSES))
+    at = Anywhere(kernel)
     gone = at.world.every("Owner", lambda owner: z3.Not(at.state.alive[owner]))
     over, staged = at.completed == at.issued, at.fence == at.state.staging
     yield at.shows(
@@ -97,12 +101,13 @@ def gains() -> Iterator[Obligation]:
     """A block used beyond the horizon is not free after any way of letting it go; one that is not, is, where its holder is
     the only one. So a preemption gives a block back now exactly where the victim holds one alone and behind the horizon. The
     rules allow others, and then nothing is free before a step completes: whom to choose is a policy, watched by a check."""
+    kernel = Kernel(Tables(ACTIONS, CLAUSES))
     for name in ("release", "defer", "expire"):
-        at = Anywhere()
+        at = Anywhere(kernel)
         passed = at.may(name, at.holder, at.block, *[at.world.constant("until", "int")] * (name == "defer"))
         sentence, goal = f"`{name}` frees no block that is used beyond the horizon.", z3.Not(at.of(at.is_free))
         yield at.says(("nothing now", name), sentence, goal, passed=passed, used=at.used > at.horizon)
-    at = Anywhere()
+    at = Anywhere(kernel)
     alone = at.world.every("Holder", lambda h: z3.Or(h == at.holder, z3.Not(at.state.holds[h, at.block])))
     mine = z3.And(alone, z3.Not(at.fenced), z3.Not(at.state.loading[at.holder, at.block]))
     stuck = {"mine": mine, "used": at.used > at.horizon}

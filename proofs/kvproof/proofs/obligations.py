@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import z3
@@ -106,10 +107,19 @@ class Kernel:
         self.known = self.axioms | clauses_of(self.world, SomeState(self.world), self.clauses)
         self._bound, self._declarations = self.world.bound, dict(self.world.declarations)
 
-    def after(self, name: str) -> tuple[dict[str, Expr], dict[str, Expr]]:
-        """The guards of an action in any state, and each clause of the state after it; nothing else is declared then."""
+    @cached_property
+    def assumed(self) -> str:
+        """`known`, asserted."""
+        return asserted(self.known)
+
+    def anywhere(self) -> SomeState:
+        """Any state; nothing but its parts is declared then."""
         self.world.bound, self.world.declarations = self._bound, dict(self._declarations)
-        state, action = SomeState(self.world), self.actions[name]
+        return SomeState(self.world)
+
+    def after(self, name: str) -> tuple[dict[str, Expr], dict[str, Expr]]:
+        """The guards of an action in any state, and each clause of the state after it."""
+        state, action = self.anywhere(), self.actions[name]
         guards = taken(self.world, action, state, arguments(self.world, action))
         return guards, clauses_of(self.world, state, self.clauses)
 
@@ -118,12 +128,12 @@ def induction() -> Iterator[Obligation]:
     """Every clause holds at the start, and every action preserves every clause: for any number of blocks, holders, owners,
     keys, contents and steps."""
     kernel = Kernel(RULES)
-    axioms, known, declarations = asserted(kernel.axioms), asserted(kernel.known), declared(kernel.world)
+    axioms, declarations = asserted(kernel.axioms), declared(kernel.world)
     for clause, goal in kernel.start.items():
         yield Obligation("start", (clause,), f"At the start, {clause}.", refutation(declarations, axioms, goal))
     for action in ACTIONS:
         guards, goals = kernel.after(action)
-        premises, declarations = "\n".join([known, asserted(guards)]), declared(kernel.world)
+        premises, declarations = "\n".join([kernel.assumed, asserted(guards)]), declared(kernel.world)
         for clause, goal in goals.items():
             text = refutation(declarations, premises, goal)
             yield Obligation("induction", (action, clause), f"After `{action}`, {clause}.", text)
