@@ -86,14 +86,8 @@ def details(verdicts: Sequence[Verdict]) -> list[str]:
 
 def theorems(clause: str | None, action: str | None, timeout: float, *, cached: bool, say: Say | None) -> Result:
     """Proves what is chosen, everything by default."""
-    from kvproof.proofs.promises import obligations
-    from kvproof.proofs.runner import Cache, cache_folder, prove
-
     start = time.perf_counter()
-    cache = Cache(cache_folder() if cached else None)
-    asked = chosen(cache.made(obligations), clause, action)
-    told = say and (lambda done, name: say(done / len(asked), name))
-    verdicts = list(prove(asked, cache=cache, seconds=timeout, core=bool(clause or action), say=told))
+    verdicts = proved(clause, action, timeout, cached=cached, say=say)
     lines = details(verdicts) if clause or action else []
     unreached = [] if clause or action else unreachable()
     again = " ".join(
@@ -105,6 +99,17 @@ def theorems(clause: str | None, action: str | None, timeout: float, *, cached: 
             VACUOUS, f"vacuous: never reached: {', '.join(unreached)}", again, "kvproof prove --necessity: search anew"
         )
     return [*lines, *summary(verdicts)], end
+
+
+def proved(clause: str | None, action: str | None, timeout: float, *, cached: bool, say: Say | None) -> list[Verdict]:
+    """The verdicts of what is chosen; with cores where that is not everything."""
+    from kvproof.proofs.promises import obligations
+    from kvproof.proofs.runner import Cache, cache_folder, prove
+
+    cache = Cache(cache_folder() if cached else None)
+    asked = chosen(cache.made(obligations), clause, action)
+    told = say and (lambda done, name: say(done / len(asked), name))
+    return list(prove(asked, cache=cache, seconds=timeout, core=bool(clause or action), say=told))
 
 
 def unreachable() -> list[str]:
@@ -223,12 +228,9 @@ def mutant(name: str) -> Result:
 def pages(folder: Path, timeout: float) -> Result:
     """Proves everything and writes the generated pages."""
     from kvproof.audit.pages import PAGES, times
-    from kvproof.proofs.promises import obligations
-    from kvproof.proofs.runner import Cache, cache_folder, prove
 
     start = time.perf_counter()
-    cache = Cache(cache_folder())
-    verdicts = list(prove(cache.made(obligations), cache=cache, seconds=timeout))
+    verdicts = proved(None, None, timeout, cached=True, say=None)
     again = f"kvproof prove --pages {shlex.quote(str(folder))}"
     end = ending(verdicts, time.perf_counter() - start, again)
     if end.code == HELD:

@@ -52,7 +52,7 @@ Tables = list[list[int]] | None  # block ids by group and slot, 0 where nothing 
 class Nothing(dict[Any, Any]):
     """One empty mapping for all operations that change nothing; what is typed as a `Mapping` is not written to."""
 
-    __hash__ = object.__hash__  # type: ignore[assignment]
+    __hash__ = object.__hash__  # type: ignore[assignment]  # as the default of a dataclass it has to have one
 
 
 NOTHING: Mapping[Any, Any] = Nothing()

@@ -1,7 +1,7 @@
 """Plausible mistakes in the rules, one line each, and which clauses kill them.
 
 A mutant is killed where an obligation of its tables has a refutation, or where an action can no longer happen at all. The
-list is written like a patch: a name, the known bug that it is (a row of the museum, or F1 to F13 of docs/findings.md), the
+list is written like a patch: a name, the known bug that it is (a row of the museum, or an F of docs/findings.md), the
 mistake in words; then the function and what is replaced in it. `survives` says why nothing need kill it. `unless` is for a
 clause that asks too little: the guard that a run must fail, unseen by the clause, before something breaks.
 """

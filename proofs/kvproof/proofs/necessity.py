@@ -1,7 +1,8 @@
 """No guard is superfluous: for each there is a run that breaks a clause where this guard alone is not asked.
 
-Since every action keeps every clause where its guards hold, the last action of such a run is the one that violates the
-guard. A guard that no clause misses has no run in any scope; `unmissed` proves that, and `DEVICE_ORDER` says what it is for.
+Since every action keeps every clause where its guards hold, what breaks a clause is an action that violates the guard. Runs
+are looked for where it is the only one; a guard that has to be violated more than once would be left without, and told. A
+guard that no clause misses has no run in any scope; `unmissed` proves that, and `DEVICE_ORDER` says what it is for.
 """
 
 from __future__ import annotations
