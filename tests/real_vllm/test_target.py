@@ -440,6 +440,15 @@ def test_what_vllm_raises_is_a_crash(target: VllmTarget, monkeypatch: pytest.Mon
         target.schedule()
 
 
+@pytest.mark.parametrize(("module", "expected"), [("vllm.v1.core.pool", TargetCrashed), ("kvproof.audit.hook", ValueError)])
+def test_whose_fault_it_is_does_not_depend_on_the_folder(module: str, expected: type[Exception]) -> None:
+    """A clone is mostly named kvproof, and vLLM is installed inside it."""
+    known: dict[str, Any] = {"__name__": module}
+    exec(compile("def fails(): raise ValueError", "/a/kvproof/.venv/vllm/v1/core/pool.py", "exec"), known)
+    with pytest.raises(expected):
+        VllmTarget._guard(known["fails"])
+
+
 @pytest.fixture
 def fresh_load() -> Iterator[Callable[[], Any]]:
     """`load` without what it remembers; what was loaded before comes back afterwards."""

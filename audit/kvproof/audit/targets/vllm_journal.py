@@ -319,7 +319,7 @@ def _followed(inner: Callable[..., Any], after: Callable[..., None], before: Cal
     given, wanted = signature(inner).parameters, list(signature(after).parameters)[1:]
     defaults = [value.default for value in given.values() if value.default is not Parameter.empty]
     code = _spelled(tuple(given), len(defaults), tuple(wanted), before is not None)
-    known: dict[str, Any] = {}
+    known: dict[str, Any] = {"__name__": __name__}
     exec(code, known)
     return known["bound"](inner, after, before, defaults)
 
