@@ -27,8 +27,7 @@ class Twins(Universe):
         self.other = State(unordered=unordered)
         self.told: list[Told] = []
         self.refused: set[tuple[str, str]] = set()
-        self.counts: Counter[str] = Counter()
-        self.actions = compiled(self.other, lambda *refusal: self.told.append(refusal), self.counts)
+        self.actions = compiled(self.other, lambda *refusal: self.told.append(refusal))
 
     def take(self, name: str, arguments: Any) -> str | None:
         ACTIONS[name].apply(self.state, *arguments)
@@ -59,7 +58,7 @@ def test_compiled_actions_are_the_actions(unordered: bool) -> None:
         twins.scene(ProbeResult())
         for _ in range(30):
             twins.offer(ProbeResult())
-        counts += twins.counts
+        counts += twins.actions.counts()
         refused |= twins.refused
     assert counts.keys() == ACTIONS.keys()
     assert {guard for _, guard in refused} == {guard for action in ACTIONS.values() for guard in action.guards}
@@ -72,4 +71,4 @@ def test_the_compiler_leaves_no_face_behind() -> None:
 
 def test_an_unknown_action_is_an_error() -> None:
     with pytest.raises(AttributeError, match="no action is named 'evict'"):
-        compiled(State(), print, Counter()).evict(1)
+        compiled(State(), print).evict(1)

@@ -45,7 +45,6 @@ def lockstep(config: Config) -> Session:
     session = Session(target, config)
     assert session.monitor is not None
     session.monitor = Lockstep(config, session.monitor.forest)
-    session.outcome.actions = session.monitor.counts
     return session
 
 
@@ -161,7 +160,8 @@ def disagreement(program: Program, seen: set[str] | None = None) -> str | None:
     except LockstepError as error:
         return str(error)
     if seen is not None:
-        seen.update(session.outcome.actions)
+        assert session.monitor is not None
+        seen.update(session.monitor.kernel.counts())
     return next(iter(shown(session)), None)
 
 

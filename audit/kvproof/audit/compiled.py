@@ -9,6 +9,7 @@ is said twice: the rules are read off the actions, whatever they say. `tests/mac
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,18 +34,23 @@ COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "
 class Actions:
     """Every action of one state by name, without the state as an argument. Each says whether any of its guards refused."""
 
-    def __init__(self, taken: dict[str, Taken]) -> None:
+    def __init__(self, taken: dict[str, Taken], counted: Callable[[], tuple[int, ...]]) -> None:
         vars(self).update(taken)
+        self._counted = counted
+
+    def counts(self) -> Counter[str]:
+        """How often each action was taken, those that never were left out."""
+        return +Counter(dict(zip(ACTIONS, self._counted(), strict=True)))
 
     def __getattr__(self, name: str) -> Taken:
         raise AttributeError(f"no action is named {name!r}")
 
 
-def compiled(state: State, refuse: Refuse, counts: dict[str, int]) -> Actions:
-    """The actions of `state`. They go on where a guard refuses, after a call of `refuse`; `counts` counts them by name."""
-    known: dict[str, Any] = {}
+def compiled(state: State, refuse: Refuse) -> Actions:
+    """The actions of `state`. They go on where a guard refuses, after a call of `refuse`."""
+    known = dict(vars(logic))
     exec(program(state.unordered), known)
-    return Actions(known["bound"](state, refuse, counts, counts.get))
+    return Actions(*known["bound"](state, refuse))
 
 
 # ------------------------------------------------------------------------------------------------------- symbols and terms
@@ -141,7 +147,7 @@ class Trace:
 
     def kept(self, term: Any) -> Any:
         """A name for what the term is before the first write."""
-        if self.inside:
+        if self.inside or str(term).isidentifier():
             return term
         known = self.names.get(str(term))
         if known is None:
@@ -158,7 +164,7 @@ class Trace:
 
     def write(self, line: str, *values: Any) -> None:
         """Values are those from before the first write."""
-        self.writes.append(line.format(*(value if value.isidentifier() else self.kept(value) for value in map(str, values))))
+        self.writes.append(line.format(*map(self.kept, values)))
 
     def each(self, word: str, rows: Symbol, predicate: Callable[[Any], Any]) -> Any:
         row = self.name()
@@ -190,6 +196,7 @@ class Trace:
         return self.kept(Symbol(f"{yes} if {condition if plain(condition) else self.kept(condition)} else {no}"))
 
     def answers(self, content: Any, key: Any) -> Any:
+        content = self.kept(content)
         return self.kept(Symbol(f"({content} is {key}.content or {content}.answers({key}))"))  # as all content does its key
 
     def extends(self, new: Any, old: Any) -> Any:
@@ -232,7 +239,7 @@ class Part:
         return self._name
 
     def __getattr__(self, method: str) -> Callable[..., None]:
-        return lambda *values: self._trace.write(call(self._name, type(self._real).__name__, method, len(values)), *values)
+        return lambda *values: self._trace.write(call(self._name, type(self._real), method, len(values)), *values)
 
 
 class SomeRelation(Part):
@@ -261,21 +268,27 @@ class SomeFunction(Part):
 
 
 @cache
-def call(name: str, kind: str, method: str, count: int) -> str:
-    """A call of a method, values left open; what the method does where that is one line. Clearing nothing is left out."""
-    told = f"{name}.{method}({', '.join(['{}'] * count)})"
-    if kind == "Relation" and method == "clear_at":
-        return f"if {{0}} in {name}__at: {name}.clear_at({{0}})"
-    if kind != "Rows":
+def call(name: str, kind: type[Any], method: str, count: int) -> str:
+    """A call of a method, values left open, or what it does where that is one line or two. Clearing nothing is left out."""
+    told = f"{name}.{method}({', '.join(f'{{{place}}}' for place in range(count))})"
+    if method == "clear_at":
+        return f"if {{0}} in {name}__at: {told}"
+    if issubclass(kind, Function):
         return told
-    (written,) = ast.parse(dedent(getsource(getattr(Rows, method)))).body
+    (written,) = ast.parse(dedent(getsource(getattr(kind, method)))).body
     assert isinstance(written, ast.FunctionDef)
-    lines = [line for line in map(ast.unparse, written.body) if not line.startswith(("'", '"'))]
-    if len(lines) > 1 or "\n" in lines[0]:
+    if not all(map(sentence, written.body)):
         return told
+    body = "; ".join(map(ast.unparse, written.body[ast.get_docstring(written) is not None :]))
     values = {argument.arg: f"{{{place}}}" for place, argument in enumerate(written.args.args[1:])} | {"self": name}
-    told = sub(r"[a-z]\w*", lambda word: values.get(word[0], word[0]), lines[0].replace("{", "{{").replace("}", "}}"))
-    return told.replace("._of", "__of")
+    told = sub(r"\b[a-z]\w*", lambda word: values.get(word[0], word[0]), body.replace("{", "{{").replace("}", "}}"))
+    return told.replace("._", "__")
+
+
+def sentence(statement: ast.stmt) -> bool:
+    """Whether a statement does one thing, without a name of its own."""
+    assigned = statement.targets if isinstance(statement, ast.Assign) else []
+    return isinstance(statement, ast.Expr | ast.Assign) and all(isinstance(target, ast.Subscript) for target in assigned)
 
 
 REAL = State()
@@ -320,13 +333,13 @@ def function(name: str, *, unordered: bool) -> Iterator[str]:
     with face(trace):
         action.apply(SymbolicState(trace, unordered=unordered), *map(Symbol, action.parameters))
     yield f"def {name}({arguments}):"
-    count = f"counts[{name!r}] = counted({name!r}, 0) + 1"
-    yield from indented(iter([count, "refused = False", *trace.guarded, *trace.writes, "return refused"]))
+    count = [f"nonlocal count_{name}", f"count_{name} += 1"]
+    yield from indented(iter([*count, "refused = False", *trace.guarded, *trace.writes, "return refused"]))
 
 
 def source(*, unordered: bool) -> str:
-    """A function `bound` of a state that gives its actions."""
-    lines = []
+    """A function `bound` of a state that gives its actions, and what tells how often each was taken."""
+    lines = [f"count_{name} = 0" for name in ACTIONS]
     for name, part in PARTS.items():
         local = f"state_{name}"
         lines.append(f"{local} = state.{name}")
@@ -338,8 +351,9 @@ def source(*, unordered: bool) -> str:
             lines += [f"{local}__at = {local}._at", f"{local}_at = {local}__at.get"]
     for name in ACTIONS:
         lines += function(name, unordered=unordered)
-    lines.append(f"return {{{', '.join(f'{name!r}: {name}' for name in ACTIONS)}}}")
-    return "\n".join(["def bound(state, refuse, counts, counted):", *indented(iter(lines))])
+    taken, counted = (", ".join(map(told.format, ACTIONS)) for told in ("{0!r}: {0}", "count_{}"))
+    lines.append(f"return {{{taken}}}, lambda: ({counted})")
+    return "\n".join(["def bound(state, refuse):", *indented(iter(lines))])
 
 
 @cache

@@ -24,34 +24,36 @@ class Residency:
     """Number of blocks under each (group, hash), by the events alone. Feed them in order; a Cleared starts anew.
 
     groups: of the engine, where they are known: then the signature of a fault says which kind of entry it is about.
+    entries: how many blocks of a group can be found under a hash.
     """
 
     def __init__(self, groups: Sequence[Group] = ()) -> None:
         self._groups = groups
-        self._blocks: dict[Entry, int] = {}
+        self.entries: dict[Entry, int] = {}
         self._announced: set[object] = set()  # hashes, since the last Cleared
 
     def blocks(self, group: int, digest: object) -> int:
         """How many blocks of the group can be found under this hash."""
-        return self._blocks.get((group, digest), 0)
+        return self.entries.get((group, digest), 0)
 
     def consume(self, events: Iterable[Event], step: int = 0) -> list[Fault]:
         """Take events in. `step` is where the faults say they happened."""
         faults: list[Fault] = []
-        blocks = self._blocks
+        blocks, announced = self.entries, self._announced
         for event in events:
-            match event:
-                case Stored():
+            if isinstance(event, Stored):
+                orphan = event.parent is not None and event.parent not in announced
+                if orphan or not event.hashes or len(event.tokens) != len(event.hashes) * event.block_size:
                     faults += self._kind(event, _shape(event) + self._parent(event))
-                    for digest in event.hashes:
-                        entry = event.group, digest
-                        blocks[entry] = blocks.get(entry, 0) + 1
-                    self._announced.update(event.hashes)
-                case Removed():
-                    faults += self._remove(event)
-                case Cleared():
-                    blocks.clear()
-                    self._announced.clear()
+                for digest in event.hashes:
+                    entry = event.group, digest
+                    blocks[entry] = blocks.get(entry, 0) + 1
+                announced.update(event.hashes)
+            elif isinstance(event, Removed):
+                faults += self._remove(event)
+            else:
+                blocks.clear()
+                announced.clear()
         for fault in faults:
             fault.step = step
         return faults
@@ -63,7 +65,7 @@ class Residency:
         found once.
         """
         truth = {entry: blocks for entry, blocks in index.items() if blocks}
-        heard, self._blocks = self._blocks, truth
+        heard, self.entries = self.entries, truth
         if heard == truth:
             return []
         faults = []
@@ -103,9 +105,9 @@ class Residency:
         faults = []
         for digest in event.hashes:
             entry = event.group, digest
-            blocks = self._blocks.pop(entry, 0)
+            blocks = self.entries.pop(entry, 0)
             if blocks > 1:
-                self._blocks[entry] = blocks - 1
+                self.entries[entry] = blocks - 1
             elif blocks < 1:
                 what = f"group {event.group} removes {_name(digest)}, under which no block is"
                 faults.append(Fault("event-residency", what, "removed, not resident"))

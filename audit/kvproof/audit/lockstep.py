@@ -149,7 +149,7 @@ class Lockstep(Monitor):
         )
         ruled = f"{least}" if least == most else f"{least} to {most}"
         claimed = len(op.taken) + sum(1 for block in op.hits if not self.state.holds.at(block))
-        free = self.config.geometry.num_blocks - 1 - self.state.holds.width
+        free = self.config.geometry.num_blocks - 1 - len(self.state.holds.columns)
         if op.demand is not None and not least <= op.demand <= most:
             what = f"the demand of {name} is {ruled} blocks by the specification, {op.demand} by the engine"
             self.fault("demand-bounds", what, "estimate differs", severity=Severity.WASTE if op.demand > most else None)

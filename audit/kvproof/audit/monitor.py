@@ -25,7 +25,7 @@ from kvproof.spec.actions import ACTIONS
 from kvproof.spec.device import drafted, next_token
 from kvproof.spec.faults import Fault, Severity
 from kvproof.spec.geometry import NULL_BLOCK, Group, Kind
-from kvproof.spec.lineage import Forest, Key, Lineage, Path
+from kvproof.spec.lineage import Forest, Key, Keys, Lineage, Path
 from kvproof.spec.records import Config, Request, Row, Step
 from kvproof.spec.state import Block, Holder, Owner, State
 
@@ -84,17 +84,18 @@ class Life:
 
 
 class Monitor:
-    """The kernel beside one engine. Every method returns the faults it found; `counts` counts the actions taken."""
+    """The kernel beside one engine. Every method returns the faults it found."""
 
     def __init__(self, config: Config, forest: Forest) -> None:
         self.config = config
         self.groups = config.geometry.groups
+        self.keys = [forest.keys(group) for group in self.groups]  # lineages as each group sees them
+        self.stages = [self.stage_state if group.kind is STATE else self.stage_rows for group in self.groups]
         self.unit = config.geometry.unit
         self.blocks = config.geometry.num_blocks - 1
         self.forest = forest
         self.state = State(unordered=config.fences)
-        self.counts: Counter[str] = Counter()
-        self.kernel = compiled(self.state, self.refuse, self.counts)
+        self.kernel = compiled(self.state, self.refuse)
         self.lives: dict[str, Life] = {}
         self.epochs: Counter[str] = Counter()
         self.lineages: dict[Hash, Lineage] = {}
@@ -255,9 +256,11 @@ class Monitor:
             holders += [None] * (len(new) - kept)
             arrivals += [(group, slot, new[slot]) for slot in slots if new[slot]]
             life.tables[group.index] = list(new)
-        if not arrivals and not op.copies:
+        if not op.hits and not op.copies:
+            for group, slot, block in arrivals:
+                self.acquire(life, group, slot, block)
             return
-        private = {target: source for source, target in op.copies} if op.copies else {}
+        private = {target: source for source, target in op.copies}
         taken, hits = set(op.taken), set(op.hits)
         for group, slot, block in arrivals if hits else ():
             source = private.get(block)
@@ -336,17 +339,16 @@ class Monitor:
         text = life.text(stop)
         row = self.drafts.get(life.request.id) if self.drafts else None
         wrote = text if row is None else drafted(life.text(stop - row.drafts), row.drafts)[1]
-        for group, holders, table in zip(self.groups, life.holders, life.tables, strict=True):
-            if group.kind is STATE:
-                self.stage_state(life, group, holders, table, start, text)
-            else:
-                self.stage_rows(life, group, holders, table, start, wrote)
+        for stage, keys, holders, table in zip(self.stages, self.keys, life.holders, life.tables, strict=True):
+            stage(life, keys, holders, table, start, text, wrote)
         for export in step.checkpoints if step is not None else ():
             if export.request == life.request.id and start < export.position < stop:
                 self.stage_checkpoint(life, self.groups[export.group], export.block, export.position)
 
-    def stage_rows(self, life: Life, group: Group, holders: Holders, table: list[Block], start: int, wrote: Lineage) -> None:
-        size, line, stop, after = group.block_size, wrote.line, wrote.length, self.state.after
+    def stage_rows(
+        self, life: Life, keys: Keys, holders: Holders, table: list[Block], start: int, text: Lineage, wrote: Lineage
+    ) -> None:
+        size, line, stop, after = keys.group.block_size, wrote.line, wrote.length, self.state.after
         first = start // size
         if self.state.unordered:
             for holder, block in zip(holders[:first], table, strict=False):
@@ -356,22 +358,23 @@ class Monitor:
         for slot in range(first, min((stop - 1) // size + 1, len(table))):
             holder, block = holders[slot], table[slot]
             if holder is not None:
-                end = min(stop, (slot + 1) * size)
-                key = line.at(end).key(group)
+                key = keys[line[min(stop, (slot + 1) * size)]]
                 self.staged.append((life, holder, block))
                 self.kernel.stage_write(holder, block, key.over(after[block], max(start, slot * size)), key)
 
-    def stage_state(self, life: Life, group: Group, holders: Holders, table: list[Block], start: int, text: Lineage) -> None:
-        size, staged, slots = group.block_size, self.staged, len(holders)
+    def stage_state(
+        self, life: Life, keys: Keys, holders: Holders, table: list[Block], start: int, text: Lineage, wrote: Lineage
+    ) -> None:
+        size, slots = keys.group.block_size, len(holders)
         slot = (start - 1) // size
         if start and slot < slots and (holder := holders[slot]) is not None:
-            staged.append((life, holder, table[slot]))
-            if self.kernel.stage_read_state(holder, table[slot], text.line.at(start).key(group)):
+            self.staged.append((life, holder, table[slot]))
+            if self.kernel.stage_read_state(holder, table[slot], keys[text.line[start]]):
                 self.state.reads.clear_of(holder)
         slot = (text.length - 1) // size
         if slot < slots and (holder := holders[slot]) is not None:
-            staged.append((life, holder, table[slot]))
-            key = text.key(group)
+            self.staged.append((life, holder, table[slot]))
+            key = keys[text]
             self.kernel.stage_write(holder, table[slot], key.content, key)
 
     def stage_checkpoint(self, life: Life, group: Group, block: Block, position: int) -> None:
@@ -512,10 +515,9 @@ class Monitor:
             self.learn(op.request, hashes)
         last = dict(op.keys)
         for block, entries in op.keys:
-            known, shown = self.state.keyed.at(block), self.shown(block, entries)
+            known, shown = set(self.state.keyed.at(block)), self.shown(block, entries)
             if shown == known:
                 continue
-            known = set(known)
             if entries is not last[block]:
                 shown &= known | self.shown(block, last[block])
             added, gone = shown - known, known - shown
@@ -536,7 +538,7 @@ class Monitor:
         for group, name in entries:
             lineage = self.lineages.get(name)
             if lineage is not None:
-                keys.add(lineage.key(self.groups[group]))
+                keys.add(self.keys[group][lineage])
             else:
                 self.fault("index-agrees", f"block {block} is keyed by {name!r}, which no request has", "unknown hash")
         return keys
@@ -563,29 +565,31 @@ class Monitor:
 
     def compare(self, op: Op) -> None:
         """The engine's counts of the touched blocks against the kernel's holders."""
-        at, credit, skew = self.state.holds.at, self.credit, self.skew
+        columns, told = self.state.holds.columns, self.credit or self.skew
         for block, count in op.refs.items():
-            off = count - len(at(block))
-            if credit:
-                off += credit.get(block, 0)
-            if (off or skew) and off != skew.get(block, 0) and block != NULL_BLOCK:
-                self.skew[block] = off
-                self.fault(
-                    "refs-are-holders",
-                    f"block {block} has {self.holders(block)} holders and a reference count of {count}",
-                    "count too high" if off > 0 else "count too low",
-                    blocks=(block,),
-                )
+            if told or count != len(columns.get(block, ())):
+                self.compare_count(block, count)
         if op.free_blocks is None:
             return
-        held = self.state.holds.width
-        if credit:
-            held -= sum(1 for block in credit if self.holders(block) <= 0)
+        held = len(columns)
+        if self.credit:
+            held -= sum(1 for block in self.credit if self.holders(block) <= 0)
         off = op.free_blocks + held - self.blocks
         if off != self.free_skew:
             self.free_skew = off
             what = f"the free queue counts {op.free_blocks} blocks, {off:+d} against the {held} held ones"
             self.fault("free-queue", what, "queue too long" if off > 0 else "queue too short")
+
+    def compare_count(self, block: Block, count: int) -> None:
+        off = count - self.holders(block)
+        if off != self.skew.get(block, 0) and block != NULL_BLOCK:
+            self.skew[block] = off
+            self.fault(
+                "refs-are-holders",
+                f"block {block} has {self.holders(block)} holders and a reference count of {count}",
+                "count too high" if off > 0 else "count too low",
+                blocks=(block,),
+            )
 
     def observed(self, seen: Observation, *, quiet: bool = False) -> list[Fault]:
         """The whole pool against the kernel. `quiet`: nobody is alive and nothing is in flight, so nothing may be left."""

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from itertools import compress, zip_longest
 from typing import cast
 
+import msgspec
+
 from kvproof.audit.checks import CHECKS
 from kvproof.audit.events import Residency
 from kvproof.audit.monitor import Monitor
@@ -42,15 +44,14 @@ class Finding:
         return self.check, self.signature
 
 
-@dataclass(slots=True)
-class Line:
+class Line(msgspec.Struct):
     """One step and what happened since the one before it. `free` is the engine's own count, None where unknown."""
 
     before: list[str]
     step: Step
     in_flight: int
     free: int | None
-    faults: list[str] = field(default_factory=list)
+    faults: list[str] = []
 
 
 @dataclass(slots=True)
@@ -84,6 +85,8 @@ def run_program(target: Target, program: Program) -> Outcome:
         session.observe(quiet=session.drain())
     except TargetCrashed as crash:
         session.crashed(crash)
+    if session.monitor:
+        session.outcome.actions = session.monitor.kernel.counts()
     return session.outcome
 
 
@@ -106,8 +109,6 @@ class Session:
         self.reached: dict[str, int] = {}  # tokens that each request ever had computed
         self.standing = 0
         self.outcome = Outcome()
-        if self.monitor:
-            self.outcome.actions = self.monitor.counts
         self.at = 0
         self.pause = max(OBSERVE_EVERY, config.geometry.num_blocks)  # so that a step costs the same whatever the pool
         self.look_at = self.pause  # steps
@@ -315,9 +316,10 @@ class Session:
             self.faults(self.residency.consume(events, self.number))
         monitor = self.monitor
         if monitor and monitor.changed:
+            names, rows, blocks = monitor.names, monitor.state.keyed.rows, self.residency.entries
             for key in monitor.changed:
-                name = monitor.names.get(key.lineage)
-                held, heard = len(monitor.state.keyed.of(key)), self.residency.blocks(key.group.index, name)
+                name = names.get(key.lineage)
+                held, heard = len(rows.get(key, ())), blocks.get((key.group.index, name), 0)
                 if held != heard and name is not None:
                     what = f"{name!r} of group {key.group.index}: {heard} blocks by the events, {held} in the index"
                     way = "more" if held > heard else "fewer"

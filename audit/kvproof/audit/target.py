@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+import msgspec
+
 from kvproof.spec.errors import KvproofError
 from kvproof.spec.records import Config, Event, Extras, Load, Request, Step
 
@@ -58,8 +60,7 @@ class Nothing(dict[Any, Any]):
 NOTHING: Mapping[Any, Any] = Nothing()
 
 
-@dataclass(slots=True)
-class Op:
+class Op(msgspec.Struct):
     """One operation of an engine on its pool, as it stands right after it.
 
     taken: blocks that left the free queue to be written anew, in order. hits: blocks that got one more reference because

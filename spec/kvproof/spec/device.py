@@ -128,8 +128,9 @@ class Device:
 
     def __init__(self, geometry: Geometry, forest: Forest) -> None:
         self._groups = geometry.groups
-        self._append_only = [group for group in geometry.groups if group.kind is Kind.APPEND_ONLY]
-        self._states = geometry.states
+        seen = [(group, forest.keys(group)) for group in geometry.groups]
+        self._append_only = [view for view in seen if view[0].kind is Kind.APPEND_ONLY]
+        self._states = [view for view in seen if view[0].kind is Kind.STATE]
         self._forest = forest
         self._contents: list[Content] = [UNKNOWN] * geometry.num_blocks
         self._arrivals: dict[str, Request] = {}
@@ -336,7 +337,7 @@ class Device:
     def _drop_table(self, reader: _Reader | None) -> None:
         if reader is None or not reader.table:
             return
-        for group in self._append_only:
+        for group, _ in self._append_only:
             for slot, block in enumerate(reader.table[group.index][: reader.seen[group.index]]):
                 if block in self._places:
                     self._places[block].discard((reader, group.index, slot))
@@ -356,39 +357,38 @@ class Device:
         return NULL_BLOCK
 
     def _read_states(self, row: Row, reader: _Reader) -> None:
-        start = row.start
+        start, table, contents = row.start, reader.table, self._contents
         if start == 0:
             return
-        text, contents, table, blocks = reader.path[start], self._contents, reader.table, len(self._contents)
-        for group in self._states:
+        text, blocks = reader.path.line[start], len(contents)
+        for group, keys in self._states:
             slot, column = (start - 1) // group.block_size, table[group.index]
             block = column[slot] if slot < len(column) and 0 < column[slot] < blocks else self._block(row, reader, group, slot)
-            held, wanted = contents[block], text.key(group)
+            held, wanted = contents[block], keys[text]
             if held is not wanted.content and block and not held.answers(wanted):
                 what = f"{row.request} needs state {group.index} after {start} tokens, block {block} holds {held}"
                 self._fault("state-ready", f"state, {_reason(held, wanted)}", what, row.request, block)
 
     def _write(self, row: Row, reader: _Reader) -> None:
-        contents, places, stop = self._contents, self._places, row.start + row.count
-        line = reader.text.line if row.drafts else reader.path.line
-        for group in self._append_only:
-            start, size = row.start, group.block_size
-            while start < stop:
-                slot = start // size
-                end = min(stop, (slot + 1) * size)
-                block = self._block(row, reader, group, slot)
+        contents, table, start, stop = self._contents, reader.table, row.start, row.start + row.count
+        line, blocks = reader.text.line if row.drafts else reader.path.line, len(contents)
+        for group, keys in self._append_only:
+            size, column, index = group.block_size, table[group.index], group.index
+            for slot in range(start // size, (stop - 1) // size + 1):
+                known = slot < len(column) and 0 < column[slot] < blocks
+                block = column[slot] if known else self._block(row, reader, group, slot)
                 if block:
-                    self._put(block, line.at(end).key(group).over(contents[block], start), (reader, group.index, slot))
-                start = end
-        stop, table, blocks = reader.computed, reader.table, len(contents)
-        text = reader.path[stop]
-        for group in self._states:
+                    content = keys[line[min(stop, (slot + 1) * size)]].over(contents[block], max(start, slot * size))
+                    self._put(block, content, (reader, index, slot))
+        stop = reader.computed
+        text = reader.path.line[stop]
+        for group, keys in self._states:
             slot, column = (stop - 1) // group.block_size, table[group.index]
             block = column[slot] if slot < len(column) and 0 < column[slot] < blocks else self._block(row, reader, group, slot)
-            if block in places:
-                self._put(block, text.key(group).content)
+            if block in self._places:
+                self._put(block, keys[text].content)
             elif block:
-                contents[block] = text.key(group).content
+                contents[block] = keys[text].content
 
     def _export(self, checkpoint: Checkpoint) -> None:
         request, position, block = checkpoint.request, checkpoint.position, checkpoint.block
@@ -401,7 +401,7 @@ class Device:
         self._fault("state-ready", "checkpoint, outside its chunk", what, request, block)
 
     def _read_rows(self, row: Row, reader: _Reader) -> None:
-        for group in self._append_only:
+        for group, keys in self._append_only:
             index, last = group.index, (reader.computed - 1) // group.block_size
             seen, stale = reader.seen[index], reader.stale[index]
             if seen > last and not stale:
@@ -413,14 +413,14 @@ class Device:
                 block = self._block(row, reader, group, slot)
                 if block:
                     self._places.setdefault(block, set()).add((reader, index, slot))
-                    self._read_slot(row, reader, group, slot, block)
+                    end = min((slot + 1) * group.block_size, reader.computed)
+                    self._read_slot(row, keys[reader.path.line[end]], block)
 
-    def _read_slot(self, row: Row, reader: _Reader, group: Group, slot: int, block: int) -> None:
-        wanted = reader.path[min((slot + 1) * group.block_size, reader.computed)].key(group)
+    def _read_slot(self, row: Row, wanted: Key, block: int) -> None:
         held = self._contents[block]
         if held is not wanted.content and not held.answers(wanted):
-            span = f"group {group.index}, tokens [{wanted.base}, {wanted.lineage.length})"
-            what = f"{row.request} reads {span}, block {block} of slot {slot} holds {held}"
+            span = f"group {wanted.group.index}, tokens [{wanted.base}, {wanted.lineage.length})"
+            what = f"{row.request} reads {span}, block {block} of slot {wanted.slot} holds {held}"
             self._fault("read-lineage", f"attention, {_reason(held, wanted)}", what, row.request, block)
 
 

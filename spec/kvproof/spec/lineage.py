@@ -17,57 +17,57 @@ from kvproof.spec.geometry import Group, Kind
 STATE = Kind.STATE  # an enum is slow to ask
 
 
-class Line:
-    """A text that somebody named, and those of its prefixes that somebody asked for.
+class Line(dict[int, "Lineage"]):
+    """A text that somebody named: `line[n]` is its prefix of n tokens, made when first asked for.
 
     tokens: by length of the prefix that they end, after the namespace. A text that parts from it goes on in a line of its
-    own, which has the prefixes shorter than `begin` from its parent.
+    own, which has the prefixes shorter than `begin` from its parent. views: how groups see its prefixes, shared with them.
     """
 
-    __slots__ = ("begin", "forks", "nodes", "parent", "tokens")
+    __slots__ = ("begin", "forks", "parent", "tokens", "views")
 
-    def __init__(self, parent: Line | None, begin: int, tokens: list[Any]) -> None:
+    def __init__(self, parent: Line | None, begin: int, tokens: list[Any], views: dict[int, Keys]) -> None:
         self.parent = parent
         self.begin = begin
         self.tokens = tokens
-        self.nodes: list[Lineage | None] = [None] * len(tokens)
+        self.views = views
         self.forks: dict[tuple[int, int], Line] = {}  # by the first length that differs, and the token there
 
-    def at(self, length: int) -> Lineage:
-        """The prefix of this length."""
-        node = self.nodes[length]
-        if node is None:
-            owner = self
-            while length < owner.begin and owner.parent is not None:
-                owner = owner.parent
-            node = self.nodes[length] = Lineage(self, length) if owner is self else owner.at(length)
+    def __missing__(self, length: int) -> Lineage:
+        if not 0 <= length < len(self.tokens):
+            raise IndexError(f"prefix({length}) of a line of {len(self.tokens) - 1} tokens")
+        line = self
+        while length < line.begin and line.parent is not None:
+            line = line.parent
+        node = self[length] = Lineage(self, length) if line is self else line[length]
         return node
 
     def follow(self, length: int, tokens: list[int]) -> Line:
         """The line of the text that has the first `length` tokens of this one and then these."""
         line, at = self, length + 1
+        if at == len(line.tokens):
+            line.tokens += tokens
+            return line
         while tokens:
             known = line.tokens[at : at + len(tokens)]
             if known == tokens[: len(known)]:
                 line.tokens += tokens[len(known) :]
-                line.nodes += [None] * (len(tokens) - len(known))
                 break
             same = list(map(eq, known, tokens)).index(False)
             at, tokens = at + same, tokens[same:]
             fork = line.forks.get((at, tokens[0]))
-            line.forks[at, tokens[0]] = line = Line(line, at, line.tokens[:at]) if fork is None else fork
+            line.forks[at, tokens[0]] = line = Line(line, at, line.tokens[:at], line.views) if fork is None else fork
         return line
 
 
 class Lineage:
     """A token prefix. Equal prefixes are the same object; compare with `is`."""
 
-    __slots__ = ("_keys", "length", "line")
+    __slots__ = ("length", "line")
 
     def __init__(self, line: Line, length: int) -> None:
         self.line = line
         self.length = length
-        self._keys: dict[int, Key] | None = None
 
     @property
     def token(self) -> Any:
@@ -76,22 +76,22 @@ class Lineage:
 
     def then(self, token: int) -> Lineage:
         """The lineage with one more token."""
-        return self.line.follow(self.length, [token]).at(self.length + 1)
+        return self.line.follow(self.length, [token])[self.length + 1]
 
     def extended(self, tokens: Iterable[int]) -> Lineage:
         """The lineage with more tokens."""
         more = list(tokens)
-        return self.line.follow(self.length, more).at(self.length + len(more))
+        return self.line.follow(self.length, more)[self.length + len(more)]
 
     def prefix(self, length: int) -> Lineage:
         """The lineage of the first `length` tokens; itself when that is its length."""
         if not 0 <= length <= self.length:
             raise IndexError(f"prefix({length}) of a lineage of {self.length} tokens")
-        return self.line.at(length)
+        return self.line[length]
 
     def starts_with(self, other: Lineage) -> bool:
         length = other.length
-        return self.length >= length and (self.line is other.line or self.line.at(length) is other)
+        return self.length >= length and (self.line is other.line or self.line[length] is other)
 
     def tokens(self) -> list[int]:
         """The tokens, first to last. O(length); for reports."""
@@ -99,13 +99,7 @@ class Lineage:
 
     def key(self, group: Group) -> Key:
         """This lineage as the given group sees it."""
-        keys = self._keys
-        if keys is None:
-            keys = self._keys = {}
-        key = keys.get(group.index)
-        if key is None:
-            key = keys[group.index] = Key(group, self)
-        return key
+        return keys_of(group, self.line.views)[self]
 
     def __repr__(self) -> str:
         tail = self.tokens()[-3:]
@@ -116,14 +110,18 @@ class Forest:
     """All lineages of one run, one tree per namespace (cache salt, adapter, weights epoch: what else the bytes depend on)."""
 
     def __init__(self) -> None:
+        self._views: dict[int, Keys] = {}
         self._roots: dict[object, Lineage] = {}
         self._texts: dict[tuple[object, tuple[int, ...]], Path] = {}
 
     def root(self, namespace: object = None) -> Lineage:
         root = self._roots.get(namespace)
         if root is None:
-            root = self._roots[namespace] = Line(None, 0, [namespace]).at(0)
+            root = self._roots[namespace] = Line(None, 0, [namespace], self._views)[0]
         return root
+
+    def keys(self, group: Group) -> Keys:
+        return keys_of(group, self._views)
 
     def text(self, prompt: tuple[int, ...], namespace: object = None) -> Path:
         """A prompt, and after it whatever those who ask let it grow into: they share it, as they agree on what follows."""
@@ -151,26 +149,26 @@ class Path:
     def upto(self, length: int, follow: Callable[[Lineage], int]) -> Lineage:
         """The first `length` tokens, after as many steps of `follow`, which gives the next token of a text, as it takes."""
         while self.length < length:
-            self.extend((follow(self.line.at(self.length)),))
-        return self.line.at(length)
+            self.extend((follow(self.line[self.length]),))
+        return self.line[length]
 
     def first(self, length: int) -> Path:
         """Its first `length` tokens, to grow on their own."""
-        path = Path(self.line.at(0))
+        path = Path(self.line[0])
         path.line, path.length = self[length].line, length
         return path
 
     def __getitem__(self, length: int) -> Lineage:
         if not 0 <= length <= self.length:
             raise IndexError(f"prefix({length}) of a text of {self.length} tokens")
-        return self.line.at(length)
+        return self.line[length]
 
     def __len__(self) -> int:
         """Number of tokens."""
         return self.length
 
     def __iter__(self) -> Iterator[Lineage]:
-        return map(self.line.at, range(self.length + 1))
+        return map(self.line.__getitem__, range(self.length + 1))
 
 
 class Key:
@@ -186,7 +184,7 @@ class Key:
         self.lineage = lineage
         length, size = lineage.length, group.block_size
         self.base = base = (length - 1) // size * size
-        self.content: Content = StateAt(group, lineage) if group.kind is STATE else Rows(group, ((base, lineage),))
+        self.content: Content = StateAt(group, lineage) if group.kind is STATE else Rows(group, ((base, lineage),), self)
 
     @property
     def partial(self) -> bool:
@@ -203,10 +201,13 @@ class Key:
         A state keeps nothing of what was there; rows keep the slots outside the range. The result has one run where the
         write continues or repeats the old rows of the same text.
         """
-        lineage, group, base = self.lineage, self.group, self.base
-        if group.kind is STATE:
-            return self.content
+        lineage, group, base, held = self.lineage, self.group, self.base, old.key
         stop = lineage.length
+        if held is not None and held.base == base and held.group is group and held.lineage.line is lineage.line:
+            if start <= held.lineage.length <= stop:
+                return self.content
+        elif group.kind is STATE:
+            return self.content
         runs: tuple[Run, ...] = ()
         if isinstance(old, Rows) and old.group is group and base <= old.runs[0][0] < base + group.block_size:
             runs = old.runs  # rows of another slot are bytes of other positions: nobody can read them here
@@ -241,10 +242,31 @@ class Key:
         return f"g{self.group.index}:{self.lineage!r}"
 
 
+class Keys(dict[Lineage, Key]):
+    """Lineages as one group sees them, each made when first asked for."""
+
+    __slots__ = ("group",)
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+
+    def __missing__(self, lineage: Lineage) -> Key:
+        key = self[lineage] = Key(self.group, lineage)
+        return key
+
+
+def keys_of(group: Group, views: dict[int, Keys]) -> Keys:
+    keys = views.get(group.index)
+    if keys is None:
+        keys = views[group.index] = Keys(group)
+    return keys
+
+
 class Content:
     """What a block holds. The base class holds nothing known and answers no key."""
 
     __slots__ = ("name",)
+    key: Key | None = None  # of rows that hold what it asks for and no more
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -269,11 +291,12 @@ Run = tuple[int, Lineage]  # start, lineage: token slot t of [start, lineage.len
 class Rows(Content):
     """An append-only block: for each token slot the lineage that wrote it, as runs in order of their start."""
 
-    __slots__ = ("group", "runs")
+    __slots__ = ("group", "key", "runs")
 
-    def __init__(self, group: Group, runs: tuple[Run, ...]) -> None:
+    def __init__(self, group: Group, runs: tuple[Run, ...], key: Key | None = None) -> None:
         self.group = group
         self.runs = runs
+        self.key = key
 
     def answers(self, key: Key) -> bool:
         if self is key.content:

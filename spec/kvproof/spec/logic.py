@@ -13,7 +13,8 @@ symbol, a number) goes to the symbolic face, or is an error where there is none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 A = TypeVar("A", bound=Hashable)
@@ -168,12 +169,11 @@ def watched(cls: type[Any], reads: str, writes: str) -> type[Any]:
     return type(f"Watched{cls.__name__}", (cls,), methods | {"settle": settle})
 
 
-class Relation(Generic[A, B]):
-    """A set of pairs, indexed from both sides: every operation costs what it touches."""
+class Rows(Generic[A, B]):
+    """A set of pairs that is asked from the left: every operation costs what it touches."""
 
     def __init__(self) -> None:
-        self._of: dict[A, set[B]] = {}
-        self._at: dict[B, set[A]] = {}
+        self._of: defaultdict[A, set[B]] = defaultdict(set)  # no row is empty
 
     def __getitem__(self, pair: tuple[A, B]) -> Term:
         return pair[1] in self._of.get(pair[0], _NOTHING)
@@ -181,115 +181,18 @@ class Relation(Generic[A, B]):
     def of(self, left: A) -> Collection[B]:
         """All that `left` is related to."""
         return self._of.get(left, _NOTHING)
-
-    def at(self, right: B) -> Collection[A]:
-        """All that are related to `right`."""
-        return self._at.get(right, _NOTHING)
 
     @property
-    def width(self) -> int:
-        """How many things on the right are related to anything."""
-        return len(self._at)
-
-    def pairs(self) -> Iterable[tuple[A, B]]:
-        """Every pair; for reports and whole-state checks, not for actions."""
-        return [(left, right) for left, row in self._of.items() for right in row]
+    def rows(self) -> Mapping[A, Collection[B]]:
+        """`of` for all that is related to anything."""
+        return self._of
 
     def add(self, left: A, right: B) -> None:
-        row = self._of.get(left)
-        if row is None:
-            self._of[left] = {right}
-        else:
-            row.add(right)
-        column = self._at.get(right)
-        if column is None:
-            self._at[right] = {left}
-        else:
-            column.add(left)
-
-    def add_if(self, condition: Term, left: A, right: B) -> None:
-        if condition is True:
-            self.add(left, right)
+        self._of[left].add(right)
 
     def remove(self, left: A, right: B) -> None:
         """The pair goes; nothing happens where it was not there."""
-        row = self._of.get(left)
-        if row is None or right not in row:
-            return
-        row.discard(right)
-        if not row:
-            del self._of[left]
-        column = self._at[right]
-        column.discard(left)
-        if not column:
-            del self._at[right]
-
-    def clear_of(self, left: A) -> None:
-        """All pairs of `left` go."""
-        for right in self._of.pop(left, _NOTHING):
-            column = self._at[right]
-            column.discard(left)
-            if not column:
-                del self._at[right]
-
-    def clear_at(self, right: B) -> None:
-        """All pairs at `right` go."""
-        for left in self._at.pop(right, _NOTHING):
-            row = self._of[left]
-            row.discard(right)
-            if not row:
-                del self._of[left]
-
-    def set_of(self, left: A, right: B) -> None:
-        """`left` is related to `right` and to nothing else."""
-        row = self._of.get(left)
-        if row is not None:
-            if len(row) == 1 and right in row:
-                return
-            self.clear_of(left)
-        self.add(left, right)
-
-    def hand_at(self, source: B, target: B) -> None:
-        """What was related to `source` is related to `target` too from now on, and nothing to `source`."""
-        column = tuple(self.at(source))
-        self.clear_at(source)
-        for left in column:
-            self.add(left, target)
-
-    def copy_at(self, other: Relation[A, B], right: B, target: B, but: A | None = None) -> None:
-        """What is related to `right` in the other relation is related to `target` here too, `but` excepted."""
-        for left in tuple(other.at(right)):
-            if left is not but:
-                self.add(left, target)
-
-    def clear(self) -> None:
-        self._of.clear()
-        self._at.clear()
-
-
-class Rows(Generic[A, B]):
-    """A relation that is only ever asked from the left: the same words, half the work."""
-
-    def __init__(self) -> None:
-        self._of: dict[A, set[B]] = {}
-
-    def __getitem__(self, pair: tuple[A, B]) -> Term:
-        return pair[1] in self._of.get(pair[0], _NOTHING)
-
-    def of(self, left: A) -> Collection[B]:
-        """All that `left` is related to."""
-        return self._of.get(left, _NOTHING)
-
-    def add(self, left: A, right: B) -> None:
-        self._of.setdefault(left, set()).add(right)
-
-    def remove(self, left: A, right: B) -> None:
-        """The pair goes; nothing happens where it was not there."""
-        row = self._of.get(left)
-        if row is not None:
-            row.discard(right)
-            if not row:
-                del self._of[left]
+        _drop(self._of, left, right)
 
     def clear_of(self, left: A) -> None:
         """All pairs of `left` go."""
@@ -316,6 +219,80 @@ class Rows(Generic[A, B]):
         self._of.clear()
 
 
+class Relation(Rows[A, B]):
+    """A set of pairs, indexed from both sides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._at: defaultdict[B, set[A]] = defaultdict(set)
+
+    def at(self, right: B) -> Collection[A]:
+        """All that are related to `right`."""
+        return self._at.get(right, _NOTHING)
+
+    @property
+    def columns(self) -> Mapping[B, Collection[A]]:
+        """`at` for all that is related to anything."""
+        return self._at
+
+    def pairs(self) -> Iterable[tuple[A, B]]:
+        """Every pair; for reports and whole-state checks, not for actions."""
+        return [(left, right) for left, row in self._of.items() for right in row]
+
+    def add(self, left: A, right: B) -> None:
+        self._of[left].add(right)
+        self._at[right].add(left)
+
+    def add_if(self, condition: Term, left: A, right: B) -> None:
+        if condition is True:
+            self.add(left, right)
+
+    def remove(self, left: A, right: B) -> None:
+        """The pair goes; nothing happens where it was not there."""
+        _drop(self._of, left, right)
+        _drop(self._at, right, left)
+
+    def clear_of(self, left: A) -> None:
+        """All pairs of `left` go."""
+        for right in self._of.pop(left, _NOTHING):
+            _drop(self._at, right, left)
+
+    def clear_at(self, right: B) -> None:
+        """All pairs at `right` go."""
+        for left in self._at.pop(right, _NOTHING):
+            _drop(self._of, left, right)
+
+    def set_of(self, left: A, right: B) -> None:
+        """`left` is related to `right` and to nothing else."""
+        self.clear_of(left)
+        self.add(left, right)
+
+    def hand_at(self, source: B, target: B) -> None:
+        """What was related to `source` is related to `target` too from now on, and nothing to `source`."""
+        column = tuple(self.at(source))
+        self.clear_at(source)
+        for left in column:
+            self.add(left, target)
+
+    def copy_at(self, other: Relation[A, B], right: B, target: B, but: A | None = None) -> None:
+        """What is related to `right` in the other relation is related to `target` here too, `but` excepted."""
+        for left in tuple(other.at(right)):
+            if left is not but:
+                self.add(left, target)
+
+    def clear(self) -> None:
+        self._of.clear()
+        self._at.clear()
+
+
+def _drop(rows: dict[Any, set[Any]], left: object, right: object) -> None:
+    row = rows.get(left)
+    if row is not None:
+        row.discard(right)
+        if not row:
+            del rows[left]
+
+
 class Function(dict[A, V]):
     """A total map with a default. What it is asked for without having been set is not stored."""
 
@@ -339,16 +316,14 @@ class Layer(Function[A, V]):
     def __init__(self, base: Function[A, V]) -> None:
         super().__init__(base.default)
         self.base = base
+        self.floor: Function[A, V] = base.floor if isinstance(base, Layer) else base
+        self.layers: tuple[Layer[A, V], ...] = (*base.layers, self) if isinstance(base, Layer) else (self,)
 
     def __missing__(self, key: A) -> V:
         return self.base[key]
 
     def sink(self) -> None:
         """What was set in this layer and in those below is so at the bottom, and all of them are transparent again."""
-        layers, below = [self], self.base
-        while isinstance(below, Layer):
-            layers.append(below)
-            below = below.base
-        for layer in reversed(layers):
-            below.update(layer)
+        for layer in self.layers:
+            self.floor.update(layer)
             dict.clear(layer)

@@ -53,6 +53,7 @@ class Journal:
         self._dropped: list[Any] = []
         self._keyed: list[tuple[int, list[Entry]]] = []
         self._demand: int | None = None
+        self._taking = False  # whether the pool hands out blocks
         self._copies_seen: list[tuple[Any, int]] = [(None, 0)] * len(self._managers)
         self._deferred_seen = 0
         self._wrap_acquisition()
@@ -92,7 +93,9 @@ class Journal:
         get_new_blocks, touch, free_blocks = pool.get_new_blocks, pool.touch, pool.free_blocks
 
         def on_get_new_blocks(num_blocks: int) -> Any:
+            self._taking = True
             blocks = get_new_blocks(num_blocks)
+            self._taking = False
             taken.extend(blocks)
             self._note_keyed(blocks)  # they should have lost their keys
             return blocks
@@ -132,7 +135,7 @@ class Journal:
 
         def on_evict(block: Any) -> Any:
             evicted = evict(block)
-            if evicted:
+            if evicted and not self._taking:
                 self._note_keys(block)
             return evicted
 
