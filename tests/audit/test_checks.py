@@ -11,7 +11,7 @@ import pytest
 from kvproof.audit.checks import CHECKS
 from kvproof.audit.program import Program
 from kvproof.audit.session import run_program
-from kvproof.audit.target import Hash, Op, OpKind, Result, TargetCrashed
+from kvproof.audit.target import Hash, Observation, Op, OpKind, Result, TargetCrashed
 from kvproof.audit.targets.reference import ReferenceTarget
 from kvproof.audit.workload import random_program
 from kvproof.reference.faults import FAULTS
@@ -213,3 +213,19 @@ def test_nothing_fires_on_what_the_engine_shows() -> None:
     """The control: the same programs, nobody meddles."""
     for number in range(12):
         assert not run_program(ReferenceTarget(), program(number)).findings
+
+
+class LostReverse(ReferenceTarget):
+    """A block forgets an entry under which the index has it."""
+
+    def observe(self) -> Observation | None:
+        seen = super().observe()
+        assert seen is not None
+        return replace(seen, reverse={block: entries[1:] for block, entries in (seen.reverse or {}).items()})
+
+
+def test_the_index_is_held_against_the_reverse_index() -> None:
+    signatures: set[tuple[str, str]] = set()
+    for number in range(6):
+        signatures |= run_program(LostReverse(), program(number)).findings.keys()
+    assert signatures == {("index-agrees", "index and reverse index differ")}

@@ -38,6 +38,7 @@ class Follower:
     def follow(self, op: Op) -> None:
         for block, count in op.refs.items():
             self.refs[block] = count
+        self.keys.update((block, []) for block in op.taken)
         for block, keys in op.keys:
             self.keys[block] = keys
         for request, table in op.tables.items():

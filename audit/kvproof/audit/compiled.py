@@ -158,9 +158,13 @@ class Trace:
     def require(self, guard: str, term: Any) -> None:
         if term is True:
             return
-        if not plain(term):
-            term = self.kept(term)
-        self.guarded += [f"if not {term}:", " refused = True", f" {self.refusal.format(guard)}"]
+        refusal = [" refused = True", f" {self.refusal.format(guard)}"]
+        if isinstance(term, Joined) and term.word == "or" and plain(term.terms[0]):
+            rest = self.name()  # worked out where the first term does not hold
+            lines = [*truth(Joined("or", term.terms[1:]), str(rest)), f"if not {rest}:", *refusal]
+            self.guarded += [f"if not {term.terms[0]}:", *indented(iter(lines))]
+        else:
+            self.guarded += [f"if not {term if plain(term) else self.kept(term)}:", *refusal]
 
     def write(self, line: str, *values: Any) -> None:
         """Values are those from before the first write."""
@@ -239,7 +243,7 @@ class Part:
         return self._name
 
     def __getattr__(self, method: str) -> Callable[..., None]:
-        return lambda *values: self._trace.write(call(self._name, type(self._real), method, len(values)), *values)
+        return lambda *values: self._trace.write(call(self._name, self._real.__class__, method, len(values)), *values)
 
 
 class SomeRelation(Part):
@@ -255,13 +259,13 @@ class SomeRelation(Part):
 
 class SomeFunction(Part):
     def __getitem__(self, key: Any) -> Symbol:
-        below, layers = self._real, [f"{self._name}_get"]
+        below, layers = self._real, [self._name]
         while isinstance(below, Layer):
             below = below.base
-            layers.append(next(f"state_{name}_get" for name, part in PARTS.items() if part is below))
-        above = "".join(f"_v if (_v := {get}({key})) is not None else " for get in layers[:-1])
+            layers.append(next(f"state_{name}" for name, part in PARTS.items() if part is below))
+        above = "".join(f"_v if (_v := {layer}_get({key})) is not None else " for layer in layers[:-1])
         default = "" if self._real.default is False else f", {self._name}_default"  # None is as good as False here
-        return Symbol(f"({above}{layers[-1]}({key}{default}))")
+        return Symbol(f"({above}{layers[-1]}_get({key}{default}))")
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self._trace.write(f"{self._name}[{{}}] = {{}}", key, value)
@@ -271,8 +275,8 @@ class SomeFunction(Part):
 def call(name: str, kind: type[Any], method: str, count: int) -> str:
     """A call of a method, values left open, or what it does where that is one line or two. Clearing nothing is left out."""
     told = f"{name}.{method}({', '.join(f'{{{place}}}' for place in range(count))})"
-    if method == "clear_at":
-        return f"if {{0}} in {name}__at: {told}"
+    if issubclass(kind, Relation) and method in ("clear_of", "clear_at"):
+        return f"if {{0}} in {name}__{method[-2:]}: {told}"
     if issubclass(kind, Function):
         return told
     (written,) = ast.parse(dedent(getsource(getattr(kind, method)))).body

@@ -11,11 +11,11 @@ announced again. The exception is `emit_cached_block_events`, which repeats hits
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kvproof.spec.faults import Fault
 from kvproof.spec.geometry import Group
-from kvproof.spec.records import Cleared, Event, Removed, Stored
+from kvproof.spec.records import Event, Removed, Stored
 
 Entry = tuple[int, object]  # group, hash
 
@@ -31,6 +31,7 @@ class Residency:
         self._groups = groups
         self.entries: dict[Entry, int] = {}
         self._announced: set[object] = set()  # hashes, since the last Cleared
+        self._told: set[str] = set()  # signatures
 
     def blocks(self, group: int, digest: object) -> int:
         """How many blocks of the group can be found under this hash."""
@@ -42,9 +43,10 @@ class Residency:
         blocks, announced = self.entries, self._announced
         for event in events:
             if isinstance(event, Stored):
-                orphan = event.parent is not None and event.parent not in announced
-                if orphan or not event.hashes or len(event.tokens) != len(event.hashes) * event.block_size:
-                    faults += self._kind(event, _shape(event) + self._parent(event))
+                if event.parent is not None and event.parent not in announced and event.hashes:
+                    faults += self._tell(event, "event-parent", "stored, unknown parent", _orphan)
+                if not event.hashes or len(event.tokens) != len(event.hashes) * event.block_size:
+                    faults += self._tell(event, "event-shape", _shape(event), _misfit)
                 for digest in event.hashes:
                     entry = event.group, digest
                     blocks[entry] = blocks.get(entry, 0) + 1
@@ -82,22 +84,15 @@ class Residency:
                 faults.append(Fault("event-residency", what, signature, step=step))
         return faults
 
-    def _kind(self, event: Stored, faults: list[Fault]) -> list[Fault]:
-        for fault in faults if self._groups else ():
+    def _tell(self, event: Stored, check: str, signature: str, what: Callable[[Stored], str]) -> list[Fault]:
+        """A fault where the stream lies so for the first time. `what` says it in words."""
+        if self._groups:
             group = self._groups[event.group]
-            fault.signature += f" ({group.kind} group, {'full' if event.block_size == group.block_size else 'partial'} entry)"
-        return faults
-
-    def _parent(self, event: Stored) -> list[Fault]:
-        """The parent was announced since the last Cleared, by any group and whether or not it is still resident.
-
-        A hash names a whole prefix, in every group the same, so a listener can attach a block to a parent that
-        it knows from another group, or that was evicted meanwhile. It cannot attach one to a name that it never heard.
-        """
-        if event.parent is None or not event.hashes or event.parent in self._announced:
+            signature += f" ({group.kind} group, {'full' if event.block_size == group.block_size else 'partial'} entry)"
+        if signature in self._told:
             return []
-        what = f"group {event.group} stores {_name(event.hashes[0])} after {_name(event.parent)}, never announced"
-        return [Fault("event-parent", what, "stored, unknown parent")]
+        self._told.add(signature)
+        return [Fault(check, what(event), signature)]
 
     def _remove(self, event: Removed) -> list[Fault]:
         if not event.hashes:
@@ -114,19 +109,28 @@ class Residency:
         return faults
 
 
-def _shape(event: Stored) -> list[Fault]:
-    """A Stored event names something, and brings the tokens of exactly what it names."""
-    hashes, tokens, covered = len(event.hashes), len(event.tokens), len(event.hashes) * event.block_size
-    if hashes and tokens == covered:
-        return []
-    if not hashes:
-        signature = "stored, no hashes"
-    elif tokens > covered and tokens % event.block_size == 0:
-        signature = "stored, tokens of blocks that it leaves out"  # vLLM: null and masked blocks inside the range
-    else:
-        signature = "stored, tokens do not fit"
-    what = f"group {event.group} stores {hashes} hashes of {event.block_size} tokens each with {tokens} tokens"
-    return [Fault("event-shape", what, signature)]
+def _orphan(event: Stored) -> str:
+    """The parent was announced since the last Cleared, by any group and whether or not it is still resident.
+
+    A hash names a whole prefix, in every group the same, so a listener can attach a block to a parent that
+    it knows from another group, or that was evicted meanwhile. It cannot attach one to a name that it never heard.
+    """
+    return f"group {event.group} stores {_name(event.hashes[0])} after {_name(event.parent)}, never announced"
+
+
+def _misfit(event: Stored) -> str:
+    hashes, size = len(event.hashes), event.block_size
+    return f"group {event.group} stores {hashes} hashes of {size} tokens each with {len(event.tokens)} tokens"
+
+
+def _shape(event: Stored) -> str:
+    """How a Stored event fails to name something, or to bring the tokens of exactly what it names."""
+    tokens, covered = len(event.tokens), len(event.hashes) * event.block_size
+    if not event.hashes:
+        return "stored, no hashes"
+    if tokens > covered and tokens % event.block_size == 0:
+        return "stored, tokens of blocks that it leaves out"  # vLLM: null and masked blocks inside the range
+    return "stored, tokens do not fit"
 
 
 def _name(digest: object) -> str:

@@ -143,16 +143,16 @@ class Monitor:
         for op in ops:
             self.operate(op, step, hashes)
             staged += op.copies
-        told = [(copy.src, copy.dst) for copy in step.copies]
+        told = [(copy.src, copy.dst) for copy in step.copies] if step.copies else []
         if staged != told and sorted(staged) != sorted(told):
             self.fault("copy-delivered", f"the pool staged the copies {staged}, the worker is told {told}", "copies differ")
-        if step.rows or step.copies:
+        if step.issued:
             self.issue()
         return self.report()
 
     def completed(self, ops: Iterable[Op], step: Step, result: Result, hashes: Hashes) -> list[Fault]:
         """The oldest step in flight is done, what the engine did on its completion, and which requests ended with it."""
-        if step.rows or step.copies:
+        if step.issued:
             self.kernel.complete()
         self.connector.failing = {load.request: load for load in step.loads if load.request in result.failed}
         for row in step.rows:
@@ -296,8 +296,8 @@ class Monitor:
         return holder
 
     def take_block(self, holder: Holder, block: Block, owner: Owner) -> None:
-        if keys := self.state.keyed.at(block):
-            self.changed.update(dict.fromkeys(keys))
+        if block in self.state.keyed.columns:
+            self.changed.update(dict.fromkeys(self.state.keyed.at(block)))
         self.kernel.acquire(holder, block, owner)
         if self.zeroes and self.zeroes.get(block) is self.op:
             self.kernel.stage_zero(block)
@@ -495,9 +495,11 @@ class Monitor:
         life = self.lives.get(request)
         if life is None:
             return
-        for name in hashes(request, life.named):
+        names, unit = hashes(request, life.named), self.unit
+        line = life.text((life.named + len(names)) * unit).line
+        for name in names:
             life.named += 1
-            lineage = life.text(life.named * self.unit)
+            lineage = line[life.named * unit]
             known, other = self.lineages.setdefault(name, lineage), self.names.setdefault(lineage, name)
             if known is not lineage or other != name:
                 self.fault(
@@ -525,12 +527,12 @@ class Monitor:
                 longest = max(added, key=lambda k: k.lineage.length)
                 if all(longest.lineage.starts_with(k.lineage) for k in gone):
                     added.discard(longest)
-                    self.publish(block, longest, self.kernel.promote)
+                    self.promote(block, longest)
                     gone = set(self.state.keyed.at(block)) - shown
             for key in gone:
                 self.retract(block, key)
             for key in added:
-                self.publish(block, key, self.kernel.publish)
+                self.publish(block, key)
 
     def shown(self, block: Block, entries: Iterable[tuple[int, Hash]]) -> set[Key]:
         """The keys of a block that the engine shows."""
@@ -543,11 +545,13 @@ class Monitor:
                 self.fault("index-agrees", f"block {block} is keyed by {name!r}, which no request has", "unknown hash")
         return keys
 
-    def publish(self, block: Block, key: Key, act: Callable[..., bool]) -> None:
+    def publish(self, block: Block, key: Key) -> None:
         self.changed[key] = None
-        if keys := self.state.keyed.at(block):
-            self.changed.update(dict.fromkeys(keys))
-        act(block, key)
+        self.kernel.publish(block, key)
+
+    def promote(self, block: Block, key: Key) -> None:
+        self.changed.update(dict.fromkeys((key, *self.state.keyed.at(block))))
+        self.kernel.promote(block, key)
 
     def retract(self, block: Block, key: Key) -> None:
         self.changed[key] = None
@@ -618,14 +622,19 @@ class Monitor:
             self.fault("free-queue", f"blocks {wrong} are held and queued, or neither", "queue is not the unheld blocks")
 
     def compare_index(self, seen: Observation) -> None:
-        known: dict[tuple[int, Hash], set[Block]] = {}
-        for key, block in self.state.keyed.pairs():
-            known.setdefault((key.group.index, self.names.get(key.lineage)), set()).add(block)
-        shown = {entry: set(blocks) for entry, blocks in seen.index.items() if blocks}
-        for entry in known.keys() | shown.keys():
-            if known.get(entry, set()) != shown.get(entry, set()):
-                what = f"under {entry!r} the index has {shown.get(entry)}, the blocks say {known.get(entry)}"
-                self.fault("index-agrees", what, "index and blocks differ")
+        """The kernel's keys, the index and what the blocks themselves are said to carry: the same (block, entry) pairs."""
+        names = self.names
+        index = {(block, entry) for entry, blocks in seen.index.items() for block in blocks}
+        keyed = {(block, (key.group.index, names.get(key.lineage))) for key, block in self.state.keyed.pairs()}
+        views = [(keyed, "index and blocks differ")]
+        if seen.reverse is not None:
+            reverse = {(block, entry) for block, entries in seen.reverse.items() for entry in entries}
+            views.append((reverse, "index and reverse index differ"))
+        for view, signature in views:
+            if view != index:
+                some = sorted(map(str, index ^ view))[:4]
+                what = f"only one of them has these blocks and entries: {', '.join(some)}"
+                self.fault("index-agrees", what, signature)
 
     def compare_quiet(self, seen: Observation) -> None:
         held = {b for _, b in self.state.holds.pairs() if not self.skew.get(b)}
@@ -649,6 +658,8 @@ class Monitor:
         self.faults.append(Fault(check, what, signature, severity, self.state.staging, None, blocks))
 
     def report(self) -> list[Fault]:
+        if not self.faults:
+            return []
         faults, self.faults = self.faults, []
         return faults
 

@@ -65,10 +65,10 @@ class Outcome:
 
     def note(self, fault: Fault, operation: int, step: int) -> None:
         """Keeps a fault, unless one like it is known."""
-        severity = fault.severity or CHECKS[fault.check].severity
-        finding = Finding(fault.check, fault.signature, severity, fault.what, operation, step)
-        if finding.identity not in self.findings:
-            self.findings[finding.identity] = finding
+        identity = fault.check, fault.signature
+        if identity not in self.findings:
+            severity = fault.severity or CHECKS[fault.check].severity
+            self.findings[identity] = Finding(*identity, severity, fault.what, operation, step)
             if self.lines:
                 self.lines[-1].faults.append(fault.check)
 
@@ -174,7 +174,7 @@ class Session:
     def schedule(self) -> Step:
         """Empty steps take a place in the pipeline too, as in EngineCore.step_with_batch_queue (vllm/v1/engine/core.py)."""
         while len(self.in_flight) >= self.config.depth:
-            if issued(self.in_flight[0]):
+            if self.in_flight[0].issued:
                 self.complete()
             else:
                 self.in_flight.popleft()
@@ -191,24 +191,27 @@ class Session:
             self.faults(self.monitor.scheduled(ops, step, self.target.hashes))
         self.listen()
         self.in_flight.append(step)
-        if issued(step):
+        if step.issued:
             self.outcome.steps += 1
             self.advance(step)
         else:
             self.device.complete(step.number)
-        line.in_flight, line.free = sum(map(issued, self.in_flight)), self.free
+        line.in_flight, line.free = len([step for step in self.in_flight if step.issued]), self.free
         if self.outcome.steps >= self.look_at:
             self.observe(quiet=False)
         return step
 
     def advance(self, step: Step) -> None:
         """Counts steps in which no request computes a token that it never computed before."""
-        further = [row for row in step.rows if row.stop > self.reached.get(row.request, 0)]
-        self.reached.update((row.request, row.stop) for row in further)
-        self.standing = 0 if further else self.standing + 1
+        self.standing += 1
+        for row in step.rows:
+            stop = row.stop
+            if stop > self.reached.get(row.request, 0):
+                self.reached[row.request] = stop
+                self.standing = 0
 
     def complete(self) -> None:
-        while self.in_flight and not issued(self.in_flight[0]):
+        while self.in_flight and not self.in_flight[0].issued:
             self.in_flight.popleft()
         if not self.in_flight:
             return
@@ -272,7 +275,7 @@ class Session:
                 self.end_load(request, True)
             self.end_save()
             self.schedule()
-            idle = 0 if any(map(issued, self.in_flight)) else idle + 1
+            idle = 0 if any(step.issued for step in self.in_flight) else idle + 1
         if self.target.busy():
             self.faults([stall(idle, self.standing, sorted(self.alive))])
             return False
@@ -366,10 +369,6 @@ class Session:
         frames = traceback.extract_tb(cause.__traceback__)
         signature = f"{type(cause).__name__} in {frames[-1].name if frames else '?'}"
         self.faults([Fault("engine-alive", f"the engine raised {crash}", signature)])
-
-
-def issued(step: Step) -> bool:
-    return bool(step.rows or step.copies)
 
 
 def stall(idle: int, standing: int, alive: list[str]) -> Fault:

@@ -32,7 +32,7 @@ def render(lines: list[Line]) -> list[str]:
 def cells(line: Line) -> tuple[str, ...]:
     step = line.step
     return (
-        str(step.number) if step.rows or step.copies else ".",
+        str(step.number) if step.issued else ".",
         " ".join(line.before),
         "  ".join(map(share, step.rows)),
         ",".join(map(str, step.zeroes)),

@@ -72,6 +72,7 @@ class Op(msgspec.Struct):
     refs: reference count of each block this operation may have touched. keys: in the order in which
         they happened, each change of a block's index entries: the block and all its (group, hash) entries right after it,
         as the reverse index and the index agree on them. A block may occur more than once: a key that goes and comes back.
+        A block that was taken has none, unless it is listed.
     deferred: (fence step, block ids) entries that this operation put behind a fence.
     demand: the number of free blocks that the engine's estimate asked for, None where unknown.
     free_blocks: length of the free queue after the operation, by its own count.

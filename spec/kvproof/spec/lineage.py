@@ -34,11 +34,11 @@ class Line(dict[int, "Lineage"]):
         self.forks: dict[tuple[int, int], Line] = {}  # by the first length that differs, and the token there
 
     def __missing__(self, length: int) -> Lineage:
-        if not 0 <= length < len(self.tokens):
-            raise IndexError(f"prefix({length}) of a line of {len(self.tokens) - 1} tokens")
         line = self
         while length < line.begin and line.parent is not None:
             line = line.parent
+        if not 0 <= length < len(line.tokens):
+            raise IndexError(f"prefix({length}) of a line of {len(self.tokens) - 1} tokens")
         node = self[length] = Lineage(self, length) if line is self else line[length]
         return node
 

@@ -264,7 +264,8 @@ class Relation(Rows[A, B]):
 
     def set_of(self, left: A, right: B) -> None:
         """`left` is related to `right` and to nothing else."""
-        self.clear_of(left)
+        if left in self._of:
+            self.clear_of(left)
         self.add(left, right)
 
     def hand_at(self, source: B, target: B) -> None:

@@ -150,6 +150,11 @@ class Step:
     loads: list[Load] = field(default_factory=list)
     meaning: Meaning = Meaning.SIMULTANEOUS
 
+    @property
+    def issued(self) -> bool:
+        """Whether there is anything to run: only then does it go to the device, and count."""
+        return bool(self.rows or self.copies)
+
 
 @dataclass(frozen=True, slots=True)
 class Stored:

@@ -91,17 +91,16 @@ class VllmTarget:
         output = self._guard(self._scheduler.schedule)
         step = self._step(output)
         samples = {row.request: row.samples for row in step.rows}
-        issued = bool(step.rows or step.copies)
-        if issued:
+        if step.issued:
             self._issued += 1
             if step.rows:
                 self._fences.append(self._issued)
-        self._flights.append(_Flight(output, step if issued else None, samples))
+        self._flights.append(_Flight(output, step if step.issued else None, samples))
         self._finish_empty()
         return step
 
     def complete(self, step: Step, tokens: Mapping[str, int]) -> Result:
-        if not step.rows and not step.copies:
+        if not step.issued:
             return Result()
         flight = self._flights.popleft() if self._flights else None
         if flight is None or flight.step is not step:
