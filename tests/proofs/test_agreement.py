@@ -123,7 +123,7 @@ def test_the_faces_agree_on_all_of_a_tiny_scope(name: str, unordered: bool) -> N
     forms: list[Form] = []
     explore(scope, lambda depth, form: forms.append(form))
     told: list[str] = []
-    straight = compiled(scope.state, lambda guard, action, values: told.append(guard), {})
+    straight = compiled(scope.state, lambda guard, action, values: told.append(guard))
     happened: Counter[str] = Counter()
     for form in forms:
         assert READING.clause_differences(scope.load(form), scope.things) == []

@@ -114,6 +114,7 @@ class Monitor:
         self.connector = Connector(self)
         self.changed: dict[Key, None] = {}  # whose blocks changed since the events were compared
         self.faults: list[Fault] = []
+        self.told: set[str] = set()  # signatures of refusals
 
     # ------------------------------------------------------------------------------------------------------ what happens
 
@@ -612,12 +613,12 @@ class Monitor:
         return self.report()
 
     def compare_queue(self, seen: Observation) -> None:
-        free = [b for b in range(1, self.config.geometry.num_blocks) if self.holders(b) <= 0]
-        queue = Counter(seen.free_queue)
-        twice = [block for block, times in queue.items() if times > 1]
-        if twice:
+        held, queue = self.state.holds.columns, set(seen.free_queue)
+        if len(queue) < len(seen.free_queue):
+            twice = [block for block, times in Counter(seen.free_queue).items() if times > 1]
             self.fault("free-queue", f"blocks {twice} are in the free queue more than once", "block queued twice")
-        wrong = sorted(set(free) ^ queue.keys())
+        let_go = {block for block in self.credit if self.holders(block) <= 0}
+        wrong = sorted((set(range(1, self.blocks + 1)) - held.keys() | let_go) ^ queue)
         if wrong and not any(self.skew.get(block) for block in wrong):
             self.fault("free-queue", f"blocks {wrong} are held and queued, or neither", "queue is not the unheld blocks")
 
@@ -648,9 +649,12 @@ class Monitor:
     # ------------------------------------------------------------------------------------------------------- reporting
 
     def refuse(self, guard: str, action: str, arguments: tuple[Any, ...]) -> None:
-        """A guard refused: a fault. The action is taken all the same."""
-        told = STORIES[action].format(**dict(zip(ACTIONS[action].parameters, arguments, strict=True)))
-        self.fault(GUARDS[guard], f"{told}: not so that {guard}", f"{action}: {guard}{kind_of(arguments)}")
+        """A guard refused: a fault, the first time that it does so of such arguments. The action is taken all the same."""
+        signature = f"{action}: {guard}{kind_of(arguments)}"
+        if signature not in self.told:
+            self.told.add(signature)
+            story = STORIES[action].format(**dict(zip(ACTIONS[action].parameters, arguments, strict=True)))
+            self.fault(GUARDS[guard], f"{story}: not so that {guard}", signature)
 
     def fault(
         self, check: str, what: str, signature: str, *, severity: Severity | None = None, blocks: tuple[int, ...] = ()

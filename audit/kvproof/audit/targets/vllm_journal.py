@@ -216,7 +216,7 @@ class Journal:
 
         def on_free_request_blocks(request: Any) -> None:
             self._begin()
-            held = self._table(request.request_id) is not None
+            held = any(manager.req_to_blocks.get(request.request_id) for manager in self._managers)
             free_request(request)
             if held or self._touched:
                 name = self._name(request.request_id)
@@ -318,6 +318,8 @@ class Journal:
             places += [(f"{label}.{attribute}", value) for attribute, value in held]
         found: dict[str, list[str]] = {}
         for place, value in places:
+            if not value:
+                continue
             stale = {request_id for request_id in _mentions(value) if request_id not in self._scheduler.requests}
             if stale:
                 found[place] = sorted(map(self._name, stale))
