@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -48,7 +48,7 @@ class Actions:
 
 def compiled(state: State, refuse: Refuse) -> Actions:
     """The actions of `state`. They go on where a guard refuses, after a call of `refuse`."""
-    known = dict(vars(logic))
+    known = dict(vars(logic))  # for methods of relations that are written out
     exec(program(state.unordered), known)
     return Actions(*known["bound"](state, refuse))
 
@@ -119,7 +119,7 @@ def truth(term: Any, into: str) -> Iterator[str]:
         yield f"{into} = {term}"
 
 
-def indented(lines: Iterator[str], by: int = 1) -> Iterator[str]:
+def indented(lines: Iterable[str], by: int = 1) -> Iterator[str]:
     return (" " * by + line for line in lines)
 
 
@@ -162,7 +162,7 @@ class Trace:
         if isinstance(term, Joined) and term.word == "or" and plain(term.terms[0]):
             rest = self.name()  # worked out where the first term does not hold
             lines = [*truth(Joined("or", term.terms[1:]), str(rest)), f"if not {rest}:", *refusal]
-            self.guarded += [f"if not {term.terms[0]}:", *indented(iter(lines))]
+            self.guarded += [f"if not {term.terms[0]}:", *indented(lines)]
         else:
             self.guarded += [f"if not {term if plain(term) else self.kept(term)}:", *refusal]
 
@@ -259,13 +259,13 @@ class SomeRelation(Part):
 
 class SomeFunction(Part):
     def __getitem__(self, key: Any) -> Symbol:
-        below, layers = self._real, [self._name]
+        below, layers = self._real, [f"{self._name}_get"]
         while isinstance(below, Layer):
             below = below.base
-            layers.append(next(f"state_{name}" for name, part in PARTS.items() if part is below))
-        above = "".join(f"_v if (_v := {layer}_get({key})) is not None else " for layer in layers[:-1])
+            layers.append(next(f"state_{name}_get" for name, part in PARTS.items() if part is below))
+        above = "".join(f"_v if (_v := {get}({key})) is not None else " for get in layers[:-1])
         default = "" if self._real.default is False else f", {self._name}_default"  # None is as good as False here
-        return Symbol(f"({above}{layers[-1]}_get({key}{default}))")
+        return Symbol(f"({above}{layers[-1]}({key}{default}))")
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self._trace.write(f"{self._name}[{{}}] = {{}}", key, value)
@@ -338,7 +338,7 @@ def function(name: str, *, unordered: bool) -> Iterator[str]:
         action.apply(SymbolicState(trace, unordered=unordered), *map(Symbol, action.parameters))
     yield f"def {name}({arguments}):"
     count = [f"nonlocal count_{name}", f"count_{name} += 1"]
-    yield from indented(iter([*count, "refused = False", *trace.guarded, *trace.writes, "return refused"]))
+    yield from indented([*count, "refused = False", *trace.guarded, *trace.writes, "return refused"])
 
 
 def source(*, unordered: bool) -> str:
@@ -357,7 +357,7 @@ def source(*, unordered: bool) -> str:
         lines += function(name, unordered=unordered)
     taken, counted = (", ".join(map(told.format, ACTIONS)) for told in ("{0!r}: {0}", "count_{}"))
     lines.append(f"return {{{taken}}}, lambda: ({counted})")
-    return "\n".join(["def bound(state, refuse):", *indented(iter(lines))])
+    return "\n".join(["def bound(state, refuse):", *indented(lines)])
 
 
 @cache

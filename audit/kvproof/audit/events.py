@@ -24,29 +24,28 @@ class Residency:
     """Number of blocks under each (group, hash), by the events alone. Feed them in order; a Cleared starts anew.
 
     groups: of the engine, where they are known: then the signature of a fault says which kind of entry it is about.
-    entries: how many blocks of a group can be found under a hash.
     """
 
     def __init__(self, groups: Sequence[Group] = ()) -> None:
         self._groups = groups
-        self.entries: dict[Entry, int] = {}
+        self._blocks: dict[Entry, int] = {}
         self._announced: set[object] = set()  # hashes, since the last Cleared
         self._told: set[str] = set()  # signatures
 
     def blocks(self, group: int, digest: object) -> int:
         """How many blocks of the group can be found under this hash."""
-        return self.entries.get((group, digest), 0)
+        return self._blocks.get((group, digest), 0)
 
     def consume(self, events: Iterable[Event], step: int = 0) -> list[Fault]:
-        """Take events in. `step` is where the faults say they happened."""
+        """Take events in. `step` is where the faults say they happened. What is odd about a Stored event is told once."""
         faults: list[Fault] = []
-        blocks, announced = self.entries, self._announced
+        blocks, announced = self._blocks, self._announced
         for event in events:
             if isinstance(event, Stored):
                 if event.parent is not None and event.parent not in announced and event.hashes:
                     faults += self._tell(event, "event-parent", "stored, unknown parent", _orphan)
-                if not event.hashes or len(event.tokens) != len(event.hashes) * event.block_size:
-                    faults += self._tell(event, "event-shape", _shape(event), _misfit)
+                if shape := _shape(event):
+                    faults += self._tell(event, "event-shape", shape, _misfit)
                 for digest in event.hashes:
                     entry = event.group, digest
                     blocks[entry] = blocks.get(entry, 0) + 1
@@ -67,7 +66,7 @@ class Residency:
         found once.
         """
         truth = {entry: blocks for entry, blocks in index.items() if blocks}
-        heard, self.entries = self.entries, truth
+        heard, self._blocks = self._blocks, truth
         if heard == truth:
             return []
         faults = []
@@ -100,9 +99,9 @@ class Residency:
         faults = []
         for digest in event.hashes:
             entry = event.group, digest
-            blocks = self.entries.pop(entry, 0)
+            blocks = self._blocks.pop(entry, 0)
             if blocks > 1:
-                self.entries[entry] = blocks - 1
+                self._blocks[entry] = blocks - 1
             elif blocks < 1:
                 what = f"group {event.group} removes {_name(digest)}, under which no block is"
                 faults.append(Fault("event-residency", what, "removed, not resident"))
@@ -124,10 +123,12 @@ def _misfit(event: Stored) -> str:
 
 
 def _shape(event: Stored) -> str:
-    """How a Stored event fails to name something, or to bring the tokens of exactly what it names."""
+    """How a Stored event fails to name something, or to bring the tokens of exactly what it names; empty where it does not."""
     tokens, covered = len(event.tokens), len(event.hashes) * event.block_size
     if not event.hashes:
         return "stored, no hashes"
+    if tokens == covered:
+        return ""
     if tokens > covered and tokens % event.block_size == 0:
         return "stored, tokens of blocks that it leaves out"  # vLLM: null and masked blocks inside the range
     return "stored, tokens do not fit"

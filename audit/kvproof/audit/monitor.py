@@ -90,7 +90,6 @@ class Monitor:
         self.config = config
         self.groups = config.geometry.groups
         self.keys = [forest.keys(group) for group in self.groups]  # lineages as each group sees them
-        self.stages = [self.stage_state if group.kind is STATE else self.stage_rows for group in self.groups]
         self.unit = config.geometry.unit
         self.blocks = config.geometry.num_blocks - 1
         self.forest = forest
@@ -114,7 +113,6 @@ class Monitor:
         self.connector = Connector(self)
         self.changed: dict[Key, None] = {}  # whose blocks changed since the events were compared
         self.faults: list[Fault] = []
-        self.told: set[str] = set()  # signatures of refusals
 
     # ------------------------------------------------------------------------------------------------------ what happens
 
@@ -144,7 +142,7 @@ class Monitor:
         for op in ops:
             self.operate(op, step, hashes)
             staged += op.copies
-        told = [(copy.src, copy.dst) for copy in step.copies] if step.copies else []
+        told = [(copy.src, copy.dst) for copy in step.copies]
         if staged != told and sorted(staged) != sorted(told):
             self.fault("copy-delivered", f"the pool staged the copies {staged}, the worker is told {told}", "copies differ")
         if step.issued:
@@ -297,8 +295,8 @@ class Monitor:
         return holder
 
     def take_block(self, holder: Holder, block: Block, owner: Owner) -> None:
-        if block in self.state.keyed.columns:
-            self.changed.update(dict.fromkeys(self.state.keyed.at(block)))
+        if keys := self.state.keyed.at(block):
+            self.changed.update(dict.fromkeys(keys))
         self.kernel.acquire(holder, block, owner)
         if self.zeroes and self.zeroes.get(block) is self.op:
             self.kernel.stage_zero(block)
@@ -340,15 +338,16 @@ class Monitor:
         text = life.text(stop)
         row = self.drafts.get(life.request.id) if self.drafts else None
         wrote = text if row is None else drafted(life.text(stop - row.drafts), row.drafts)[1]
-        for stage, keys, holders, table in zip(self.stages, self.keys, life.holders, life.tables, strict=True):
-            stage(life, keys, holders, table, start, text, wrote)
+        for keys, holders, table in zip(self.keys, life.holders, life.tables, strict=True):
+            if keys.group.kind is STATE:
+                self.stage_state(life, keys, holders, table, start, text)
+            else:
+                self.stage_rows(life, keys, holders, table, start, wrote)
         for export in step.checkpoints if step is not None else ():
             if export.request == life.request.id and start < export.position < stop:
                 self.stage_checkpoint(life, self.groups[export.group], export.block, export.position)
 
-    def stage_rows(
-        self, life: Life, keys: Keys, holders: Holders, table: list[Block], start: int, text: Lineage, wrote: Lineage
-    ) -> None:
+    def stage_rows(self, life: Life, keys: Keys, holders: Holders, table: list[Block], start: int, wrote: Lineage) -> None:
         size, line, stop, after = keys.group.block_size, wrote.line, wrote.length, self.state.after
         first = start // size
         if self.state.unordered:
@@ -363,9 +362,7 @@ class Monitor:
                 self.staged.append((life, holder, block))
                 self.kernel.stage_write(holder, block, key.over(after[block], max(start, slot * size)), key)
 
-    def stage_state(
-        self, life: Life, keys: Keys, holders: Holders, table: list[Block], start: int, text: Lineage, wrote: Lineage
-    ) -> None:
+    def stage_state(self, life: Life, keys: Keys, holders: Holders, table: list[Block], start: int, text: Lineage) -> None:
         size, slots = keys.group.block_size, len(holders)
         slot = (start - 1) // size
         if start and slot < slots and (holder := holders[slot]) is not None:
@@ -518,9 +515,10 @@ class Monitor:
             self.learn(op.request, hashes)
         last = dict(op.keys)
         for block, entries in op.keys:
-            known, shown = set(self.state.keyed.at(block)), self.shown(block, entries)
+            known, shown = self.state.keyed.at(block), self.shown(block, entries)
             if shown == known:
                 continue
+            known = set(known)
             if entries is not last[block]:
                 shown &= known | self.shown(block, last[block])
             added, gone = shown - known, known - shown
@@ -570,9 +568,9 @@ class Monitor:
 
     def compare(self, op: Op) -> None:
         """The engine's counts of the touched blocks against the kernel's holders."""
-        columns, told = self.state.holds.columns, self.credit or self.skew
+        columns, adjusted = self.state.holds.columns, self.credit or self.skew
         for block, count in op.refs.items():
-            if told or count != len(columns.get(block, ())):
+            if adjusted or count != len(columns.get(block, ())):
                 self.compare_count(block, count)
         if op.free_blocks is None:
             return
@@ -613,12 +611,12 @@ class Monitor:
         return self.report()
 
     def compare_queue(self, seen: Observation) -> None:
-        held, queue = self.state.holds.columns, set(seen.free_queue)
-        if len(queue) < len(seen.free_queue):
-            twice = [block for block, times in Counter(seen.free_queue).items() if times > 1]
+        free = [b for b in range(1, self.config.geometry.num_blocks) if self.holders(b) <= 0]
+        queue = Counter(seen.free_queue)
+        twice = [block for block, times in queue.items() if times > 1]
+        if twice:
             self.fault("free-queue", f"blocks {twice} are in the free queue more than once", "block queued twice")
-        let_go = {block for block in self.credit if self.holders(block) <= 0}
-        wrong = sorted((set(range(1, self.blocks + 1)) - held.keys() | let_go) ^ queue)
+        wrong = sorted(set(free) ^ queue.keys())
         if wrong and not any(self.skew.get(block) for block in wrong):
             self.fault("free-queue", f"blocks {wrong} are held and queued, or neither", "queue is not the unheld blocks")
 
@@ -649,12 +647,9 @@ class Monitor:
     # ------------------------------------------------------------------------------------------------------- reporting
 
     def refuse(self, guard: str, action: str, arguments: tuple[Any, ...]) -> None:
-        """A guard refused: a fault, the first time that it does so of such arguments. The action is taken all the same."""
-        signature = f"{action}: {guard}{kind_of(arguments)}"
-        if signature not in self.told:
-            self.told.add(signature)
-            story = STORIES[action].format(**dict(zip(ACTIONS[action].parameters, arguments, strict=True)))
-            self.fault(GUARDS[guard], f"{story}: not so that {guard}", signature)
+        """A guard refused: a fault. The action is taken all the same."""
+        told = STORIES[action].format(**dict(zip(ACTIONS[action].parameters, arguments, strict=True)))
+        self.fault(GUARDS[guard], f"{told}: not so that {guard}", f"{action}: {guard}{kind_of(arguments)}")
 
     def fault(
         self, check: str, what: str, signature: str, *, severity: Severity | None = None, blocks: tuple[int, ...] = ()
@@ -662,8 +657,6 @@ class Monitor:
         self.faults.append(Fault(check, what, signature, severity, self.state.staging, None, blocks))
 
     def report(self) -> list[Fault]:
-        if not self.faults:
-            return []
         faults, self.faults = self.faults, []
         return faults
 

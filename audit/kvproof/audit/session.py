@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from itertools import compress, zip_longest
 from typing import cast
 
-import msgspec
-
 from kvproof.audit.checks import CHECKS
 from kvproof.audit.events import Residency
 from kvproof.audit.monitor import Monitor
@@ -44,14 +42,15 @@ class Finding:
         return self.check, self.signature
 
 
-class Line(msgspec.Struct):
+@dataclass(slots=True)
+class Line:
     """One step and what happened since the one before it. `free` is the engine's own count, None where unknown."""
 
     before: list[str]
     step: Step
     in_flight: int
     free: int | None
-    faults: list[str] = []
+    faults: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -196,7 +195,7 @@ class Session:
             self.advance(step)
         else:
             self.device.complete(step.number)
-        line.in_flight, line.free = len([step for step in self.in_flight if step.issued]), self.free
+        line.in_flight, line.free = sum(flying.issued for flying in self.in_flight), self.free
         if self.outcome.steps >= self.look_at:
             self.observe(quiet=False)
         return step
@@ -319,10 +318,9 @@ class Session:
             self.faults(self.residency.consume(events, self.number))
         monitor = self.monitor
         if monitor and monitor.changed:
-            names, rows, blocks = monitor.names, monitor.state.keyed.rows, self.residency.entries
             for key in monitor.changed:
-                name = names.get(key.lineage)
-                held, heard = len(rows.get(key, ())), blocks.get((key.group.index, name), 0)
+                name = monitor.names.get(key.lineage)
+                held, heard = len(monitor.state.keyed.of(key)), self.residency.blocks(key.group.index, name)
                 if held != heard and name is not None:
                     what = f"{name!r} of group {key.group.index}: {heard} blocks by the events, {held} in the index"
                     way = "more" if held > heard else "fewer"

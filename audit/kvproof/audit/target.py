@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -51,17 +51,8 @@ Hash = object  # an engine's own name of a prefix; hashable
 Tables = list[list[int]] | None  # block ids by group and slot, 0 where nothing is held
 
 
-class Nothing(dict[Any, Any]):
-    """One empty mapping for all operations that change nothing; what is typed as a `Mapping` is not written to."""
-
-    __hash__ = object.__hash__  # type: ignore[assignment]  # as the default of a dataclass it has to have one
-
-
-NOTHING: Mapping[Any, Any] = Nothing()
-
-
 class Op(msgspec.Struct):
-    """One operation of an engine on its pool, as it stands right after it.
+    """One operation of an engine on its pool, as it stands right after it. A Struct, as several are made at each step.
 
     taken: blocks that left the free queue to be written anew, in order. hits: blocks that got one more reference because
         a lookup found them, in order. A failed allocation has `failed` set and should have changed nothing.
@@ -87,9 +78,9 @@ class Op(msgspec.Struct):
     taken: Sequence[int] = ()
     hits: Sequence[int] = ()
     dropped: Sequence[int] = ()
-    tables: Mapping[str, Tables] = NOTHING
+    tables: Mapping[str, Tables] = {}
     copies: Sequence[tuple[int, int]] = ()
-    refs: Mapping[int, int] = NOTHING
+    refs: Mapping[int, int] = {}
     keys: Sequence[tuple[int, list[tuple[int, Hash]]]] = ()
     deferred: Sequence[tuple[int, list[int]]] = ()
     demand: int | None = None

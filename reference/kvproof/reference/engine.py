@@ -95,7 +95,7 @@ class Engine:
         failed: requests whose load was part of this step and failed. Returns the requests that ended with it, and the
         tokens that were accepted. Nothing for a step that was not issued.
         """
-        if not step.rows and not step.copies:
+        if not step.issued:
             return [], {}
         return self.scheduler.complete(step.number, tokens, failed)
 

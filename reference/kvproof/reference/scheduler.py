@@ -199,7 +199,7 @@ class Scheduler:
             sequence.in_flight += row.count
             sequence.placeholders += row.samples
             sequence.last_step = staging.number
-        if step.rows or step.copies:
+        if step.issued:
             self.issued = staging.number
             self.flights.append(flight)
         self._release_pins(staging)

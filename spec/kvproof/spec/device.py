@@ -357,10 +357,10 @@ class Device:
         return NULL_BLOCK
 
     def _read_states(self, row: Row, reader: _Reader) -> None:
-        start, table, contents = row.start, reader.table, self._contents
+        start = row.start
         if start == 0:
             return
-        text, blocks = reader.path.line[start], len(contents)
+        text, contents, table, blocks = reader.path[start], self._contents, reader.table, len(self._contents)
         for group, keys in self._states:
             slot, column = (start - 1) // group.block_size, table[group.index]
             block = column[slot] if slot < len(column) and 0 < column[slot] < blocks else self._block(row, reader, group, slot)
@@ -370,18 +370,17 @@ class Device:
                 self._fault("state-ready", f"state, {_reason(held, wanted)}", what, row.request, block)
 
     def _write(self, row: Row, reader: _Reader) -> None:
-        contents, table, start, stop = self._contents, reader.table, row.start, row.start + row.count
-        line, blocks = reader.text.line if row.drafts else reader.path.line, len(contents)
+        contents, start, stop = self._contents, row.start, row.start + row.count
+        line = reader.text.line if row.drafts else reader.path.line
         for group, keys in self._append_only:
-            size, column, index = group.block_size, table[group.index], group.index
+            size = group.block_size
             for slot in range(start // size, (stop - 1) // size + 1):
-                known = slot < len(column) and 0 < column[slot] < blocks
-                block = column[slot] if known else self._block(row, reader, group, slot)
+                block = self._block(row, reader, group, slot)
                 if block:
                     content = keys[line[min(stop, (slot + 1) * size)]].over(contents[block], max(start, slot * size))
-                    self._put(block, content, (reader, index, slot))
-        stop = reader.computed
-        text = reader.path.line[stop]
+                    self._put(block, content, (reader, group.index, slot))
+        stop, table, blocks = reader.computed, reader.table, len(contents)
+        text = reader.path[stop]
         for group, keys in self._states:
             slot, column = (stop - 1) // group.block_size, table[group.index]
             block = column[slot] if slot < len(column) and 0 < column[slot] < blocks else self._block(row, reader, group, slot)
@@ -414,7 +413,7 @@ class Device:
                 if block:
                     self._places.setdefault(block, set()).add((reader, index, slot))
                     end = min((slot + 1) * group.block_size, reader.computed)
-                    self._read_slot(row, keys[reader.path.line[end]], block)
+                    self._read_slot(row, keys[reader.path[end]], block)
 
     def _read_slot(self, row: Row, wanted: Key, block: int) -> None:
         held = self._contents[block]

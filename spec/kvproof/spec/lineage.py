@@ -45,9 +45,6 @@ class Line(dict[int, "Lineage"]):
     def follow(self, length: int, tokens: list[int]) -> Line:
         """The line of the text that has the first `length` tokens of this one and then these."""
         line, at = self, length + 1
-        if at == len(line.tokens):
-            line.tokens += tokens
-            return line
         while tokens:
             known = line.tokens[at : at + len(tokens)]
             if known == tokens[: len(known)]:
@@ -121,6 +118,7 @@ class Forest:
         return root
 
     def keys(self, group: Group) -> Keys:
+        """All of its lineages as the given group sees them."""
         return keys_of(group, self._views)
 
     def text(self, prompt: tuple[int, ...], namespace: object = None) -> Path:
@@ -172,7 +170,7 @@ class Path:
 
 
 class Key:
-    """A lineage seen by a group: what a block may be found under, and what a reader may need. Made by `Lineage.key`.
+    """A lineage seen by a group: what a block may be found under, and what a reader may need. Made by `Keys`.
 
     base: first token of the table slot whose block may carry this key. content: what holds all that it asks for, and no more.
     """
@@ -184,7 +182,7 @@ class Key:
         self.lineage = lineage
         length, size = lineage.length, group.block_size
         self.base = base = (length - 1) // size * size
-        self.content: Content = StateAt(group, lineage) if group.kind is STATE else Rows(group, ((base, lineage),), self)
+        self.content: Content = StateAt(group, lineage) if group.kind is STATE else Rows(group, ((base, lineage),))
 
     @property
     def partial(self) -> bool:
@@ -201,13 +199,10 @@ class Key:
         A state keeps nothing of what was there; rows keep the slots outside the range. The result has one run where the
         write continues or repeats the old rows of the same text.
         """
-        lineage, group, base, held = self.lineage, self.group, self.base, old.key
-        stop = lineage.length
-        if held is not None and held.base == base and held.group is group and held.lineage.line is lineage.line:
-            if start <= held.lineage.length <= stop:
-                return self.content
-        elif group.kind is STATE:
+        lineage, group, base = self.lineage, self.group, self.base
+        if group.kind is STATE:
             return self.content
+        stop = lineage.length
         runs: tuple[Run, ...] = ()
         if isinstance(old, Rows) and old.group is group and base <= old.runs[0][0] < base + group.block_size:
             runs = old.runs  # rows of another slot are bytes of other positions: nobody can read them here
@@ -256,6 +251,7 @@ class Keys(dict[Lineage, Key]):
 
 
 def keys_of(group: Group, views: dict[int, Keys]) -> Keys:
+    """The keys of a group among the views of a forest, which has one for each group that was asked for."""
     keys = views.get(group.index)
     if keys is None:
         keys = views[group.index] = Keys(group)
@@ -266,7 +262,6 @@ class Content:
     """What a block holds. The base class holds nothing known and answers no key."""
 
     __slots__ = ("name",)
-    key: Key | None = None  # of rows that hold what it asks for and no more
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -291,12 +286,11 @@ Run = tuple[int, Lineage]  # start, lineage: token slot t of [start, lineage.len
 class Rows(Content):
     """An append-only block: for each token slot the lineage that wrote it, as runs in order of their start."""
 
-    __slots__ = ("group", "key", "runs")
+    __slots__ = ("group", "runs")
 
-    def __init__(self, group: Group, runs: tuple[Run, ...], key: Key | None = None) -> None:
+    def __init__(self, group: Group, runs: tuple[Run, ...]) -> None:
         self.group = group
         self.runs = runs
-        self.key = key
 
     def answers(self, key: Key) -> bool:
         if self is key.content:

@@ -182,11 +182,6 @@ class Rows(Generic[A, B]):
         """All that `left` is related to."""
         return self._of.get(left, _NOTHING)
 
-    @property
-    def rows(self) -> Mapping[A, Collection[B]]:
-        """`of` for all that is related to anything."""
-        return self._of
-
     def add(self, left: A, right: B) -> None:
         self._of[left].add(right)
 

@@ -8,7 +8,6 @@ except `observe` and the operation that empties the cache, which is so in vLLM t
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from inspect import Parameter, signature
@@ -34,8 +33,6 @@ _SCHEDULER_COLLECTIONS = (
 )
 
 
-_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
-
 _ALLOCATE, _FREE, _COPIES_OUT = OpKind.ALLOCATE, OpKind.FREE, OpKind.COPIES_OUT  # the enum is slow to ask
 _DRAIN, _RESET, _OTHER = OpKind.DRAIN, OpKind.RESET, OpKind.OTHER
 
@@ -56,7 +53,6 @@ class Journal:
         self._dropped: list[Any] = []
         self._keyed: list[tuple[int, list[Entry]]] = []
         self._demand: int | None = None
-        self._touched = False  # since the last operation
         self._taking = False  # whether the pool hands out blocks
         self._copies_seen: list[tuple[Any, int]] = [(None, 0)] * len(self._managers)
         self._deferred_seen = 0
@@ -98,8 +94,10 @@ class Journal:
 
         def on_get_new_blocks(num_blocks: int) -> Any:
             self._taking = True
-            blocks = get_new_blocks(num_blocks)
-            self._taking, self._touched = False, True
+            try:
+                blocks = get_new_blocks(num_blocks)
+            finally:
+                self._taking = False
             taken.extend(blocks)
             self._note_keyed(blocks)  # they should have lost their keys
             return blocks
@@ -107,13 +105,11 @@ class Journal:
         def on_touch(blocks: Any) -> None:
             touch(blocks)
             hits.extend(blocks)
-            self._touched = True
 
         def on_free_blocks(ordered_blocks: Iterable[Any]) -> None:
             blocks = list(ordered_blocks)
             free_blocks(blocks)
             dropped.extend(blocks)
-            self._touched = True
 
         pool.get_new_blocks, pool.touch, pool.free_blocks = on_get_new_blocks, on_touch, on_free_blocks
 
@@ -124,7 +120,7 @@ class Journal:
 
         more_keys = pool.cached_block_hashes_by_block
 
-        def after_cache_full(done: None, noted: None, blocks: Any, num_cached_blocks: int, num_full_blocks: int) -> None:
+        def after_cache_full(done: None, blocks: Any, num_cached_blocks: int, num_full_blocks: int) -> None:
             self._note_keyed(blocks[num_cached_blocks:num_full_blocks])
 
         def before_cache_partial(block: Any) -> tuple[Any, int]:
@@ -157,13 +153,12 @@ class Journal:
         allocate_slots, estimate = manager.allocate_slots, coordinator.get_num_blocks_to_allocate
         cache_blocks = manager.cache_blocks
 
-        def after_estimate(demand: int, noted: None, apply_admission_cap: bool) -> None:
+        def after_estimate(demand: int, apply_admission_cap: bool) -> None:
             if not apply_admission_cap:
                 self._demand = demand
 
         def after_allocation(
             blocks: Any,
-            noted: None,
             request: Any,
             num_new_tokens: int,
             num_new_computed_tokens: int,
@@ -182,7 +177,7 @@ class Journal:
         def on_cache_blocks(request: Any, num_computed_tokens: int) -> None:
             self._begin()
             cache_blocks(request, num_computed_tokens)
-            if self._touched:
+            if self._touched():
                 self._close(Op(_OTHER, self._name(request.request_id)))
 
         coordinator.get_num_blocks_to_allocate = _followed(estimate, after_estimate)
@@ -218,7 +213,7 @@ class Journal:
             self._begin()
             held = any(manager.req_to_blocks.get(request.request_id) for manager in self._managers)
             free_request(request)
-            if held or self._touched:
+            if held or self._touched():
                 name = self._name(request.request_id)
                 self._close(Op(_FREE, name, tables={name: self._table(request.request_id)}))
 
@@ -234,7 +229,7 @@ class Journal:
             self._begin()
             drain_deferred()
             self._deferred_seen = len(scheduler.deferred_frees)
-            if self._touched:
+            if self._touched():
                 self._close(Op(_DRAIN))
 
         scheduler._free_request_blocks = on_free_request_blocks
@@ -243,15 +238,17 @@ class Journal:
 
     # Operations.
 
+    def _touched(self) -> bool:
+        return bool(self._taken or self._hits or self._dropped or self._keyed)
+
     def _begin(self) -> None:
         """What was touched outside of any operation that we know becomes one of its own."""
-        if self._touched:
+        if self._taken or self._hits or self._dropped or self._keyed:
             self._close(Op(_OTHER))
         self._demand = None
 
     def _close(self, op: Op) -> None:
         """Complete an operation with what was touched during it, and forget that."""
-        self._touched = False
         if self._taken or self._hits or self._dropped:
             op.refs = refs = {block: self._pool.blocks[block].ref_cnt for pair in op.copies for block in pair}
             if self._taken:
@@ -271,7 +268,6 @@ class Journal:
         self._ops.append(op)
 
     def _note_keys(self, block: Any) -> None:
-        self._touched = True
         self._keyed.append((block.block_id, self._view.keys(block)))
 
     def _note_keyed(self, blocks: list[Any]) -> None:
@@ -279,7 +275,6 @@ class Journal:
         more = self._pool.cached_block_hashes_by_block
         for block in blocks:
             if (block._block_hash is not None or block.block_id in more) and (entries := self._view.keys(block)):
-                self._touched = True
                 self._keyed.append((block.block_id, entries))
 
     def _new_copies(self) -> list[tuple[int, int]]:
@@ -314,12 +309,9 @@ class Journal:
         ]
         for manager in self._managers:
             label = f"group {manager.kv_cache_group_id}"
-            held = [(name, value) for name, value in vars(manager).items() if isinstance(value, _CONTAINERS)]
-            places += [(f"{label}.{attribute}", value) for attribute, value in held]
+            places += [(f"{label}.{attribute}", value) for attribute, value in vars(manager).items()]
         found: dict[str, list[str]] = {}
         for place, value in places:
-            if not value:
-                continue
             stale = {request_id for request_id in _mentions(value) if request_id not in self._scheduler.requests}
             if stale:
                 found[place] = sorted(map(self._name, stale))
@@ -327,13 +319,14 @@ class Journal:
 
 
 def _followed(inner: Callable[..., Any], after: Callable[..., None], before: Callable[..., Any] = lambda: None) -> Any:
-    """`before`, `inner`, and then `after` with the results of both, each with those arguments of `inner` that it names.
+    """`before`, `inner`, and then `after` with its result, each with those arguments of `inner` that it names.
 
+    What `before` gave goes to `after` as `noted`, where that names it.
     Spelled out with the parameters of `inner`: to pass on *args and **options costs more than all that is noted.
     """
     given, wanted, first = (tuple(signature(function).parameters) for function in (inner, after, before))
     defaults = [value.default for value in signature(inner).parameters.values() if value.default is not Parameter.empty]
-    code = _spelled(given, len(defaults), wanted[2:], first)
+    code = _spelled(given, len(defaults), wanted[1:], first)
     known: dict[str, Any] = {"__name__": __name__}
     exec(code, known)
     return known["bound"](inner, after, before, defaults)
@@ -348,7 +341,7 @@ def _spelled(given: tuple[str, ...], defaults: int, wanted: tuple[str, ...], fir
         f" def outer({', '.join(told)}):",
         f"  noted = before({', '.join(first)})",
         f"  result = inner({', '.join(given)})",
-        f"  after({', '.join(['result', 'noted', *wanted])})",
+        f"  after({', '.join(['result', *wanted])})",
         "  return result",
         " return outer",
     ]
@@ -369,6 +362,8 @@ def _note(blocks: list[Any], refs: dict[int, int]) -> list[int]:
 
 def _mentions(value: Any) -> Iterator[str]:
     """Request ids in a collection: as keys, as elements, as requests or as the first part of a tuple."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        return
     for element in value:
         first = element[0] if isinstance(element, tuple) and element else element
         request_id = first if isinstance(first, str) else getattr(first, "request_id", None)
