@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from inspect import getsource
-from re import sub
 from textwrap import dedent
 from types import CodeType
 from typing import Any
@@ -166,9 +165,9 @@ class Trace:
         else:
             self.guarded += [f"if not {term if plain(term) else self.kept(term)}:", *refusal]
 
-    def write(self, line: str, *values: Any) -> None:
+    def write(self, lines: Callable[..., Iterable[str]], *values: Any) -> None:
         """Values are those from before the first write."""
-        self.writes.append(line.format(*map(self.kept, values)))
+        self.writes += lines(*(str(self.kept(value)) for value in values))
 
     def each(self, word: str, rows: Symbol, predicate: Callable[[Any], Any]) -> Any:
         row = self.name()
@@ -243,7 +242,7 @@ class Part:
         return self._name
 
     def __getattr__(self, method: str) -> Callable[..., None]:
-        return lambda *values: self._trace.write(call(self._name, self._real.__class__, method, len(values)), *values)
+        return lambda *values: self._trace.write(lambda *told: written(self._name, self._real.__class__, method, told), *values)
 
 
 class SomeRelation(Part):
@@ -268,31 +267,60 @@ class SomeFunction(Part):
         return Symbol(f"({above}{layers[-1]}({key}{default}))")
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._trace.write(f"{self._name}[{{}}] = {{}}", key, value)
+        self._trace.write(lambda key, value: [f"{self._name}[{key}] = {value}"], key, value)
 
 
-@cache
-def call(name: str, kind: type[Any], method: str, count: int) -> str:
-    """A call of a method, values left open, or what it does where that is one line or two. Clearing nothing is left out."""
-    told = f"{name}.{method}({', '.join(f'{{{place}}}' for place in range(count))})"
-    if issubclass(kind, Relation) and method in ("clear_of", "clear_at"):
-        return f"if {{0}} in {name}__{method[-2:]}: {told}"
+def written(name: str, kind: type[Any], method: str, values: tuple[str, ...]) -> Iterator[str]:
+    """A call of a method, or what it does where that is a relation's. Clearing nothing is left out."""
     if issubclass(kind, Function):
-        return told
-    (written,) = ast.parse(dedent(getsource(getattr(kind, method)))).body
-    assert isinstance(written, ast.FunctionDef)
-    if not all(map(sentence, written.body)):
-        return told
-    body = "; ".join(map(ast.unparse, written.body[ast.get_docstring(written) is not None :]))
-    values = {argument.arg: f"{{{place}}}" for place, argument in enumerate(written.args.args[1:])} | {"self": name}
-    told = sub(r"\b[a-z]\w*", lambda word: values.get(word[0], word[0]), body.replace("{", "{{").replace("}", "}}"))
-    return told.replace("._", "__")
+        yield f"{name}.{method}({', '.join(values)})"
+        return
+    lines = "\n".join(map(ast.unparse, Inlined.of(getattr(kind, method), kind, name, values))).splitlines()
+    bared = issubclass(kind, Relation) and method in ("clear_of", "clear_at")
+    if bared:
+        yield f"if {values[0]} in {name}__{method[-2:]}:"
+    yield from indented(lines, bared)
 
 
-def sentence(statement: ast.stmt) -> bool:
-    """Whether a statement does one thing, without a name of its own."""
-    assigned = statement.targets if isinstance(statement, ast.Assign) else []
-    return isinstance(statement, ast.Expr | ast.Assign) and all(isinstance(target, ast.Subscript) for target in assigned)
+class Inlined(ast.NodeTransformer):
+    """The statements of a method of a part, and of what it calls in turn, with values in place of its parameters."""
+
+    @classmethod
+    def of(cls, function: Any, kind: type[Any], part: str, values: Sequence[str]) -> list[ast.stmt]:
+        (tree,) = ast.parse(dedent(getsource(function))).body
+        assert isinstance(tree, ast.FunctionDef)
+        names = {
+            node.id: f"_{node.id}" for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        }
+        parameters = [argument.arg for argument in tree.args.args if argument.arg != "self"]
+        defaults = list(map(ast.unparse, tree.args.defaults))
+        given = [*values, *defaults[len(defaults) + len(values) - len(parameters) :]]
+        inlined = cls(kind, part, names | {"self": part} | dict(zip(parameters, given, strict=True)))
+        body = tree.body[ast.get_docstring(tree) is not None :]
+        return inlined.visit(ast.Module(body, [])).body  # type: ignore[no-any-return]
+
+    def __init__(self, kind: type[Any], part: str, values: dict[str, str]) -> None:
+        self.kind = kind
+        self.part = part
+        self.values = values
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        return ast.Name(self.values.get(node.id, node.id), node.ctx)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        value = self.visit(node.value)
+        own = isinstance(node.value, ast.Name) and node.value.id == "self" and node.attr.startswith("_")
+        return ast.Name(f"{self.part}_{node.attr}") if own else ast.Attribute(value, node.attr)
+
+    def visit_Expr(self, node: ast.Expr) -> ast.stmt | list[ast.stmt]:
+        match node.value:
+            case ast.Call(ast.Attribute(ast.Name("self"), method), arguments):
+                function = getattr(self.kind, method)
+            case ast.Call(ast.Name(name), arguments):
+                function = getattr(logic, name)
+            case _:
+                return ast.Expr(self.visit(node.value))
+        return self.of(function, self.kind, self.part, [ast.unparse(self.visit(argument)) for argument in arguments])
 
 
 REAL = State()
@@ -314,7 +342,7 @@ class SymbolicState(State):
         vars(self)["trace"].require(guard, term)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        vars(self)["trace"].write(f"state.{name} = {{}}", value)
+        vars(self)["trace"].write(lambda value: [f"state.{name} = {value}"], value)
 
 
 # ----------------------------------------------------------------------------------------------------------- the program

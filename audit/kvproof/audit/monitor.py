@@ -494,6 +494,8 @@ class Monitor:
         if life is None:
             return
         names, unit = hashes(request, life.named), self.unit
+        if not names:
+            return
         line = life.text((life.named + len(names)) * unit).line
         for name in names:
             life.named += 1

@@ -33,10 +33,12 @@ def next_token(lineage: Lineage, vocabulary: int = VOCABULARY) -> int:
 
     So each request's whole text is known in advance, and a wrong read is seen without a look at the output.
     """
-    length = lineage.length
+    length, tokens = lineage.length, lineage.line.tokens
     mixed = length * 0x9E3779B1
-    for token in lineage.line.tokens[length : max(0, length - 2) : -1]:
-        mixed = ((mixed ^ token) * 0x85EBCA6B) & 0xFFFFFFFF
+    if length > 0:
+        mixed = ((mixed ^ tokens[length]) * 0x85EBCA6B) & 0xFFFFFFFF
+    if length > 1:
+        mixed = ((mixed ^ tokens[length - 1]) * 0x85EBCA6B) & 0xFFFFFFFF
     return (mixed ^ mixed >> 15) % vocabulary
 
 
@@ -360,7 +362,7 @@ class Device:
         start = row.start
         if start == 0:
             return
-        text, contents, table, blocks = reader.path[start], self._contents, reader.table, len(self._contents)
+        text, contents, table, blocks = reader.path.line[start], self._contents, reader.table, len(self._contents)
         for group, keys in self._states:
             slot, column = (start - 1) // group.block_size, table[group.index]
             block = column[slot] if slot < len(column) and 0 < column[slot] < blocks else self._block(row, reader, group, slot)
@@ -380,7 +382,7 @@ class Device:
                     content = keys[line[min(stop, (slot + 1) * size)]].over(contents[block], max(start, slot * size))
                     self._put(block, content, (reader, group.index, slot))
         stop, table, blocks = reader.computed, reader.table, len(contents)
-        text = reader.path[stop]
+        text = reader.path.line[stop]
         for group, keys in self._states:
             slot, column = (stop - 1) // group.block_size, table[group.index]
             block = column[slot] if slot < len(column) and 0 < column[slot] < blocks else self._block(row, reader, group, slot)
@@ -413,7 +415,7 @@ class Device:
                 if block:
                     self._places.setdefault(block, set()).add((reader, index, slot))
                     end = min((slot + 1) * group.block_size, reader.computed)
-                    self._read_slot(row, keys[reader.path[end]], block)
+                    self._read_slot(row, keys[reader.path.line[end]], block)
 
     def _read_slot(self, row: Row, wanted: Key, block: int) -> None:
         held = self._contents[block]

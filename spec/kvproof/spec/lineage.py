@@ -146,9 +146,11 @@ class Path:
 
     def upto(self, length: int, follow: Callable[[Lineage], int]) -> Lineage:
         """The first `length` tokens, after as many steps of `follow`, which gives the next token of a text, as it takes."""
+        line = self.line
         while self.length < length:
-            self.extend((follow(self.line[self.length]),))
-        return self.line[length]
+            line = self.line = line.follow(self.length, [follow(line[self.length])])
+            self.length += 1
+        return line[length]
 
     def first(self, length: int) -> Path:
         """Its first `length` tokens, to grow on their own."""

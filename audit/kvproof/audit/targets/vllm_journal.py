@@ -51,13 +51,13 @@ class Journal:
         self._taken: list[Any] = []
         self._hits: list[Any] = []
         self._dropped: list[Any] = []
-        self._keyed: list[tuple[int, list[Entry]]] = []
+        self._keyed: list[tuple[int, list[Entry]]] = []  # block ids that got a key, each with all of them right then
+        self._bared: set[int] = set()  # block ids that lost a key and got none since
         self._demand: int | None = None
-        self._taking = False  # whether the pool hands out blocks
         self._copies_seen: list[tuple[Any, int]] = [(None, 0)] * len(self._managers)
         self._deferred_seen = 0
         self._wrap_acquisition()
-        self._wrap_registration()
+        self._wrap_index()
         self._wrap_allocation()
         self._wrap_eviction()
         self._wrap_releases()
@@ -89,17 +89,16 @@ class Journal:
     # Wrappers of the pool: what was touched.
 
     def _wrap_acquisition(self) -> None:
-        pool, taken, hits, dropped = self._pool, self._taken, self._hits, self._dropped
+        pool, taken, hits, dropped, bared = self._pool, self._taken, self._hits, self._dropped, self._bared
+        more_keys = pool.cached_block_hashes_by_block
         get_new_blocks, touch, free_blocks = pool.get_new_blocks, pool.touch, pool.free_blocks
 
         def on_get_new_blocks(num_blocks: int) -> Any:
-            self._taking = True
-            try:
-                blocks = get_new_blocks(num_blocks)
-            finally:
-                self._taking = False
+            blocks = get_new_blocks(num_blocks)
             taken.extend(blocks)
-            self._note_keyed(blocks)  # they should have lost their keys
+            for block in blocks:
+                if block._block_hash is not None or block.block_id in more_keys:
+                    bared.add(block.block_id)  # as it should be
             return blocks
 
         def on_touch(blocks: Any) -> None:
@@ -113,38 +112,22 @@ class Journal:
 
         pool.get_new_blocks, pool.touch, pool.free_blocks = on_get_new_blocks, on_touch, on_free_blocks
 
-    def _wrap_registration(self) -> None:
-        pool = self._pool
-        cache_full, cache_partial = pool.cache_full_blocks, pool.cache_partial_block
-        move_hashes, evict = pool.move_block_hashes, pool._maybe_evict_cached_block
+    def _wrap_index(self) -> None:
+        """Of the map from hashes to blocks, which is another one after each reset."""
+        index, keyed, bared, keys = self._pool.cached_block_hash_to_block, self._keyed, self._bared, self._view.keys
+        insert, pop = index.insert, index.pop
 
-        more_keys = pool.cached_block_hashes_by_block
+        def on_insert(key: bytes, block: Any) -> None:
+            insert(key, block)
+            block_id = block.block_id
+            keyed.append((block_id, keys(block)))
+            bared.discard(block_id)
 
-        def after_cache_full(done: None, blocks: Any, num_cached_blocks: int, num_full_blocks: int) -> None:
-            self._note_keyed(blocks[num_cached_blocks:num_full_blocks])
+        def on_pop(key: bytes, block_id: int) -> Any:
+            bared.add(block_id)
+            return pop(key, block_id)
 
-        def before_cache_partial(block: Any) -> tuple[Any, int]:
-            return block._block_hash, len(more_keys.get(block.block_id, ()))
-
-        def after_cache_partial(found: Any, noted: tuple[Any, int], block: Any) -> None:
-            first, others = noted
-            if block._block_hash is not first or len(more_keys.get(block.block_id, ())) != others:
-                self._note_keys(block)  # mostly the key was there; else it is one more, or all were replaced
-
-        def on_move_block_hashes(src_block: Any, dst_block: Any) -> None:
-            move_hashes(src_block, dst_block)
-            self._note_keys(src_block)
-            self._note_keys(dst_block)
-
-        def on_evict(block: Any) -> Any:
-            evicted = evict(block)
-            if evicted and not self._taking:
-                self._note_keys(block)
-            return evicted
-
-        pool.cache_full_blocks = _followed(cache_full, after_cache_full)
-        pool.cache_partial_block = _followed(cache_partial, after_cache_partial, before_cache_partial)
-        pool.move_block_hashes, pool._maybe_evict_cached_block = on_move_block_hashes, on_evict
+        index.insert, index.pop = on_insert, on_pop
 
     # Wrappers of the manager and the scheduler: one operation each.
 
@@ -185,7 +168,7 @@ class Journal:
         manager.cache_blocks = on_cache_blocks
 
     def _wrap_eviction(self) -> None:
-        manager, pool = self._manager, self._pool
+        manager = self._manager
         evict_blocks, reset_prefix_cache = manager.evict_blocks, manager.reset_prefix_cache
 
         def on_evict_blocks(block_ids: Any) -> None:
@@ -195,11 +178,12 @@ class Journal:
 
         def on_reset_prefix_cache() -> bool:
             self._begin()
-            keyed = {block_id for ids in self._view.index().values() for block_id in ids}
+            keyed = self._view.index().values()
             done: bool = reset_prefix_cache()
-            for block_id in sorted(keyed):
-                self._note_keys(pool.blocks[block_id])
+            self._bared.update(block_id for ids in keyed for block_id in ids)
             self._close(Op(_RESET, failed=not done))
+            if done:
+                self._wrap_index()
             return done
 
         manager.evict_blocks, manager.reset_prefix_cache = on_evict_blocks, on_reset_prefix_cache
@@ -239,11 +223,11 @@ class Journal:
     # Operations.
 
     def _touched(self) -> bool:
-        return bool(self._taken or self._hits or self._dropped or self._keyed)
+        return bool(self._taken or self._hits or self._dropped or self._keyed or self._bared)
 
     def _begin(self) -> None:
         """What was touched outside of any operation that we know becomes one of its own."""
-        if self._taken or self._hits or self._dropped or self._keyed:
+        if self._taken or self._hits or self._dropped or self._keyed or self._bared:
             self._close(Op(_OTHER))
         self._demand = None
 
@@ -257,8 +241,12 @@ class Journal:
                 op.hits = _note(self._hits, refs)
             if self._dropped:
                 op.dropped = _note(self._dropped, refs)
+        if self._bared:
+            self._keyed += [(block_id, self._view.keys(self._pool.blocks[block_id])) for block_id in sorted(self._bared)]
+            self._bared.clear()
         if self._keyed:
-            op.keys, self._keyed = self._keyed, []
+            op.keys = self._keyed.copy()
+            self._keyed.clear()
         deferred = self._scheduler.deferred_frees
         if self._deferred_seen < len(deferred):
             new = [deferred[position] for position in range(self._deferred_seen, len(deferred))]
@@ -266,16 +254,6 @@ class Journal:
             self._deferred_seen = len(deferred)
         op.free_blocks = self._pool.free_block_queue.num_free_blocks
         self._ops.append(op)
-
-    def _note_keys(self, block: Any) -> None:
-        self._keyed.append((block.block_id, self._view.keys(block)))
-
-    def _note_keyed(self, blocks: list[Any]) -> None:
-        """Note the keys of those that have any."""
-        more = self._pool.cached_block_hashes_by_block
-        for block in blocks:
-            if (block._block_hash is not None or block.block_id in more) and (entries := self._view.keys(block)):
-                self._keyed.append((block.block_id, entries))
 
     def _new_copies(self) -> list[tuple[int, int]]:
         """Copies staged since the last look. A manager starts a new list when the scheduler takes the old one."""
@@ -318,28 +296,26 @@ class Journal:
         return found
 
 
-def _followed(inner: Callable[..., Any], after: Callable[..., None], before: Callable[..., Any] = lambda: None) -> Any:
-    """`before`, `inner`, and then `after` with its result, each with those arguments of `inner` that it names.
+def _followed(inner: Callable[..., Any], after: Callable[..., None], before: Callable[[], Any] | None = None) -> Any:
+    """`before`, `inner`, and then `after` with its result and those arguments of `inner` that it names.
 
-    What `before` gave goes to `after` as `noted`, where that names it.
     Spelled out with the parameters of `inner`: to pass on *args and **options costs more than all that is noted.
     """
-    given, wanted, first = (tuple(signature(function).parameters) for function in (inner, after, before))
+    given, wanted = (tuple(signature(function).parameters) for function in (inner, after))
     defaults = [value.default for value in signature(inner).parameters.values() if value.default is not Parameter.empty]
-    code = _spelled(given, len(defaults), wanted[1:], first)
     known: dict[str, Any] = {"__name__": __name__}
-    exec(code, known)
+    exec(_spelled(given, len(defaults), wanted[1:], before is not None), known)
     return known["bound"](inner, after, before, defaults)
 
 
 @cache
-def _spelled(given: tuple[str, ...], defaults: int, wanted: tuple[str, ...], first: tuple[str, ...]) -> CodeType:
+def _spelled(given: tuple[str, ...], defaults: int, wanted: tuple[str, ...], begun: bool) -> CodeType:
     must = len(given) - defaults
     told = [*given[:must], *(f"{name}=defaults[{place}]" for place, name in enumerate(given[must:]))]
     lines = [
         "def bound(inner, after, before, defaults):",
         f" def outer({', '.join(told)}):",
-        f"  noted = before({', '.join(first)})",
+        *["  before()"] * begun,
         f"  result = inner({', '.join(given)})",
         f"  after({', '.join(['result', *wanted])})",
         "  return result",
@@ -360,11 +336,15 @@ def _note(blocks: list[Any], refs: dict[int, int]) -> list[int]:
     return ids
 
 
+@cache
+def _collects(kind: Any) -> bool:
+    """Whether a type is one of collections other than text."""
+    return issubclass(kind, Iterable) and not issubclass(kind, str | bytes)
+
+
 def _mentions(value: Any) -> Iterator[str]:
     """Request ids in a collection: as keys, as elements, as requests or as the first part of a tuple."""
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        return
-    for element in value:
+    for element in value if _collects(value.__class__) else ():
         first = element[0] if isinstance(element, tuple) and element else element
         request_id = first if isinstance(first, str) else getattr(first, "request_id", None)
         if isinstance(request_id, str):
