@@ -98,7 +98,7 @@ class Journal:
             taken.extend(blocks)
             for block in blocks:
                 if block._block_hash is not None or block.block_id in more_keys:
-                    bared.add(block.block_id)  # as it should be
+                    bared.add(block.block_id)  # it should have lost them: see what it has then
             return blocks
 
         def on_touch(blocks: Any) -> None:
