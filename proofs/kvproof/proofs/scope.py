@@ -111,9 +111,9 @@ class Rules:
 
     does: the action of the step, by name. holds: whether a guard of it holds, by action and guard. kept: each clause, of the
     state after the step; broken: not all of them. changes: the step does something. tidy: where rules allow any content,
-    nothing known is left. start: of the cells before the first step. step: what a step does, its guards left out; elements
-    that could be swapped are named in the order of their numbers, which spares a search the other runs; so a goal may not
-    ask for one of them by name.
+    nothing known is left, and no fence is of a negative step. start: of the cells before the first step. step: what a
+    step does, its guards left out; elements that could be swapped are named in the order of their numbers, which spares a
+    search the other runs; so a goal may not ask for one of them by name.
     """
 
     def __init__(self, world: Scope, rules: Tables) -> None:
@@ -141,8 +141,9 @@ class Rules:
         step += [new == value for new, value in zip(self.after, values, strict=True)]
         olds, news = (world.cells(state, read=True) for state in (before, after))
         self.changes = z3.Or([old != new for old, new in zip(olds, news, strict=True)])
-        junk = [self.arguments[name][i] for name, a in actions.items() for i, p in enumerate(a.parameters) if p == "junk"]
-        self.tidy = z3.And([symbol == world.contents[UNKNOWN] for symbol in junk])
+        plain = {"junk": lambda symbol: symbol == world.contents[UNKNOWN], "until": lambda symbol: symbol >= 0}
+        given = [pair for name, action in actions.items() for pair in zip(action.parameters, self.arguments[name], strict=True)]
+        self.tidy = z3.And([plain[parameter](symbol) for parameter, symbol in given if parameter in plain])
         self.start = z3.And([old == old.sort().cast(value) for old, value in zip(self.before, starts, strict=True)])
         self.step = z3.simplify(z3.And(step))
 

@@ -34,7 +34,7 @@ class _Flight:
 class VllmTarget:
     """A scheduler of the installed vLLM. Implements `kvproof.audit.target.Target`.
 
-    inside: whether to show the inside view; it costs a fifth to a third of the scheduler's own time.
+    inside: whether to show the inside view; the scheduler itself takes about a tenth longer then.
     build: makes the scheduler of a configuration; the default patches a hybrid configuration together.
 
     Raises `TargetUnavailable` when made where no vLLM that we know is installed, and `TargetCrashed` when vLLM raises
