@@ -56,6 +56,9 @@ def test_texts_are_printed_and_not_solved(monkeypatch: pytest.MonkeyPatch, capsy
         (("no such clause",), "key-true"),
         (("-", "fly"), "no action is named 'fly': start, finish"),
         (("--solver-timeout", "soon"), "write 500ms, 2s or 0.5"),
+        (("--mutants", "--states"), "--mutants and --states are different runs: give one of them"),
+        (("key-true", "--necessity"), "leave out 'key-true'"),
+        (("--long",), "add --states"),
     ],
 )
 def test_bad_input_is_one_line(

@@ -326,6 +326,15 @@ def prove_command(
     """Prove the rules: every clause is always true, nothing is vacuous, and the policies keep their promises."""
     proving.need_solver()
     clause = None if clause == "-" else clause
+    options = {"--print-smtlib": print_smtlib, "--mutant": mutant is not None, "--mutants": mutants, "--contracts": contracts}
+    options |= {"--states": states, "--necessity": necessity, "--pages": pages is not None}
+    given = [option for option, is_given in options.items() if is_given]
+    if len(given) > 1:
+        raise BadInput(f"{' and '.join(given)} are different runs: give one of them")
+    if given and not print_smtlib and (clause or action):
+        raise BadInput(f"{given[0]} does not choose among theorems: leave out {clause or action!r}")
+    if long and not states:
+        raise BadInput("--long visits more states: add --states")
     if print_smtlib:
         print(proving.smtlib(clause, action))
         return
@@ -341,7 +350,7 @@ def prove_command(
         elif necessity:
             lines, end = proving.necessity(proving.seconds(timeout or "600s"), say)
         elif pages is not None:
-            lines, end = proving.pages(pages, proving.seconds(timeout or "20s"))
+            lines, end = proving.pages(pages, proving.seconds(timeout or "20s"), cached=cached, say=say)
         else:
             lines, end = proving.theorems(clause, action, proving.seconds(timeout or "20s"), cached=cached, say=say)
     show("\n".join([*lines, *end.lines]))

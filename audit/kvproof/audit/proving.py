@@ -225,12 +225,12 @@ def mutant(name: str) -> Result:
     return lines, Closing(HELD, f"held: no clause misses it {took}", again, knob)
 
 
-def pages(folder: Path, timeout: float) -> Result:
+def pages(folder: Path, timeout: float, *, cached: bool, say: Say | None) -> Result:
     """Proves everything and writes the generated pages."""
     from kvproof.audit.pages import PAGES, times
 
     start = time.perf_counter()
-    verdicts = proved(None, None, timeout, cached=True, say=None)
+    verdicts = proved(None, None, timeout, cached=cached, say=say)
     again = f"kvproof prove --pages {shlex.quote(str(folder))}"
     end = ending(verdicts, time.perf_counter() - start, again)
     if end.code == HELD:
