@@ -95,7 +95,6 @@ class Row:
 
     table: the whole block table where the request is new to the worker or resumed; it replaces what the worker had.
     appended: blocks that go to the end of each group's table otherwise; empty lists where there are none.
-    prompt: token ids known to the scheduler at that moment, for a new or resumed request.
     samples: whether the step yields a token for this request (a middle prefill chunk does not).
     drafts: how many of its last tokens are drafts, computed on speculation.
     """
