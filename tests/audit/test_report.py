@@ -18,8 +18,9 @@ from kvproof.audit.fuzz import Plan, Summary, fuzz
 from kvproof.audit.program import Abort, Add, Complete, Free, Hit, Key, Program, ResetCache, Schedule, Take
 from kvproof.audit.report import FORMATS, VIOLATED, Closing, Format, explained, group_text, grouped, story
 from kvproof.audit.session import Line
-from kvproof.audit.standalone import operations_text, standalone
+from kvproof.audit.standalone import PRELUDES, operations_text, standalone
 from kvproof.audit.steptable import around, render
+from kvproof.audit.targets.vllm_build import ENVIRONMENT
 from kvproof.spec.records import Checkpoint, Copy, Row, Step
 
 END = Closing(VIOLATED, "violated: much", "kvproof replay x.json", "--time 600")
@@ -145,3 +146,11 @@ def test_a_program_on_kvproof_builds_the_same_program() -> None:
     exec("\n".join(lines), built)
     assert built["config"] == case.config
     assert built["operations"] == case.operations
+
+
+@pytest.mark.parametrize("prelude", PRELUDES.values(), ids=lambda path: path.stem)
+def test_programs_run_in_the_environment_that_findings_come_from(prelude: Path) -> None:
+    """Whichever is imported first decides on which platform vLLM runs: a CUDA wheel (0.33) is of none unless it is told."""
+    calls = [node for node in ast.walk(ast.parse(prelude.read_text())) if isinstance(node, ast.Call)]
+    update = [keyword for call in calls if ast.unparse(call.func) == "os.environ.update" for keyword in call.keywords]
+    assert {keyword.arg: ast.literal_eval(keyword.value) for keyword in update} == ENVIRONMENT

@@ -13,7 +13,8 @@ from math import lcm
 from pathlib import Path
 from typing import Any
 
-os.environ.update(VLLM_LOGGING_LEVEL="ERROR", VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1", PYTHONHASHSEED="0")
+os.environ.update(VLLM_LOGGING_LEVEL="ERROR", VLLM_NO_USAGE_STATS="1", VLLM_USE_V2_MODEL_RUNNER="0", VLLM_TARGET_DEVICE="cpu")
+os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", PYTHONHASHSEED="0")
 
 import torch
 from vllm.config import CacheConfig, DeviceConfig, KVEventsConfig, ModelConfig, SchedulerConfig, VllmConfig

@@ -3,7 +3,8 @@
 import inspect
 import os
 
-os.environ.update(VLLM_LOGGING_LEVEL="ERROR", VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1", PYTHONHASHSEED="0")
+os.environ.update(VLLM_LOGGING_LEVEL="ERROR", VLLM_NO_USAGE_STATS="1", VLLM_USE_V2_MODEL_RUNNER="0", VLLM_TARGET_DEVICE="cpu")
+os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", PYTHONHASHSEED="0")
 
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256

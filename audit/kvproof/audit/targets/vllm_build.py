@@ -32,7 +32,7 @@ from kvproof.spec.records import Config, Policy, Request
 
 RETENTION_VARIABLE = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
 
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_USE_V2_MODEL_RUNNER": "0",
@@ -203,7 +203,7 @@ def load() -> Vllm:
 
     Raises `TargetUnavailable` in one line: nothing installed, an import that fails, a missing name or parameter.
     """
-    for name, value in _ENVIRONMENT.items():
+    for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     for name in _NOISY_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)

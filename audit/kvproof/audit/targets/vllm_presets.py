@@ -147,7 +147,8 @@ class Preset:
         wanted = config.geometry
         if replace(self.geometry, num_blocks=wanted.num_blocks, retention=wanted.retention) != wanted:
             raise GeometryError(f"preset {self.name}: only num_blocks and retention of its geometry may be changed")
-        pool = replace(self.kv_cache_config, num_blocks=wanted.num_blocks, prefix_cache_retention_interval=wanted.retention)
+        retention = known(type(self.kv_cache_config), prefix_cache_retention_interval=wanted.retention)  # else a variable
+        pool = replace(self.kv_cache_config, num_blocks=wanted.num_blocks, **retention)
         return assemble(config, limited(self.vllm_config, config), pool, self.scheduler_block)
 
 
@@ -181,7 +182,9 @@ def _stubbed() -> Iterator[None]:
     platform = type(import_module("vllm.platforms").current_platform)
     logger = logging.getLogger("vllm")
     level = logger.level
+    platform.import_kernels()  # those of this processor, before the stubs deny some of it: a second library would abort
     with contextlib.ExitStack() as stack:
+        stack.enter_context(patch.object(platform, "import_kernels", classmethod(lambda _: None)))
         stack.enter_context(patch.object(platform, "get_attn_backend_cls", classmethod(lambda *_, **__: BACKEND)))
         for probe in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
             stack.enter_context(patch.object(cpu, probe, lambda: False))
@@ -224,6 +227,7 @@ def _engine_config(folder: str) -> Any:
             dtype="bfloat16",
             max_model_len=32768,
             enable_prefix_caching=True,
+            mamba_cache_mode="align",  # what both have by default, but for Granite on 0.27 and before
             prefix_match_unit=UNIT,
         )
     ).create_engine_config()
