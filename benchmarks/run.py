@@ -204,9 +204,8 @@ def main() -> int:
     programs = [random_program(random.Random(f"bench:{index}")) for index in range(options.programs)]
     checks_against_vllm(programs[:3], 1)
     gc.freeze()  # a collection before each run need not walk all of vLLM
-    cost, checked, bare = checks_against_vllm(
-        programs, 3 * options.rounds
-    )  # on two cores 15 rounds repeat within 2 %, 5 within 5 %
+    # On two busy cores 15 rounds repeat within 2 %, 5 within 5 %.
+    cost, checked, bare = checks_against_vllm(programs, 3 * options.rounds)
     beside = [reference_beside_vllm(programs) for _ in range(options.rounds)]
     ours, theirs = median(a for a, _ in beside), median(b for _, b in beside)
     growth = median(pool_growth(programs[:8], ReferenceTarget) for _ in range(options.rounds))

@@ -271,15 +271,12 @@ class SomeFunction(Part):
 
 
 def written(name: str, kind: type[Any], method: str, values: tuple[str, ...]) -> Iterator[str]:
-    """A call of a method, or what it does where that is a relation's. Clearing nothing is left out."""
+    """A call of a method, or what it does where that is a relation's."""
     if issubclass(kind, Function):
         yield f"{name}.{method}({', '.join(values)})"
-        return
-    lines = "\n".join(map(ast.unparse, Inlined.of(getattr(kind, method), kind, name, values))).splitlines()
-    bared = issubclass(kind, Relation) and method in ("clear_of", "clear_at")
-    if bared:
-        yield f"if {values[0]} in {name}__{method[-2:]}:"
-    yield from indented(lines, bared)
+    else:
+        for statement in Inlined.of(getattr(kind, method), kind, name, values):
+            yield from ast.unparse(statement).splitlines()
 
 
 class Inlined(ast.NodeTransformer):

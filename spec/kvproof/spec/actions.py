@@ -306,9 +306,12 @@ def stage_write(state: State, holder: Holder, block: Block, content: Content, ne
     Seen in: the model runner's forward pass; MambaSpec.num_prefill_checkpoint_blocks for exported states.
     """
     _may_use(state, holder, block)
-    kept, needed = state.keys_answered(block, content), state.others_answered(block, content, holder)
-    state.require("keys stay true", either(kept, lambda: extends(content, state.after[block])))
-    state.require("other holders keep their bytes", either(needed, lambda: extends(content, state.after[block])))
+
+    def grows() -> Term:
+        return extends(content, state.after[block])
+
+    state.require("keys stay true", either(state.keys_answered(block, content), grows))
+    state.require("other holders keep their bytes", either(state.others_answered(block, content, holder), grows))
     state.require("the writer gets what it relies on", answers(content, need))
     staging = state.staging
     state.after[block] = content

@@ -249,18 +249,19 @@ class Relation(Rows[A, B]):
 
     def clear_of(self, left: A) -> None:
         """All pairs of `left` go."""
-        for right in self._of.pop(left, _NOTHING):
-            _drop(self._at, right, left)
+        if left in self._of:
+            for right in self._of.pop(left):
+                _drop(self._at, right, left)
 
     def clear_at(self, right: B) -> None:
         """All pairs at `right` go."""
-        for left in self._at.pop(right, _NOTHING):
-            _drop(self._of, left, right)
+        if right in self._at:
+            for left in self._at.pop(right):
+                _drop(self._of, left, right)
 
     def set_of(self, left: A, right: B) -> None:
         """`left` is related to `right` and to nothing else."""
-        if left in self._of:
-            self.clear_of(left)
+        self.clear_of(left)
         self.add(left, right)
 
     def hand_at(self, source: B, target: B) -> None:

@@ -227,7 +227,7 @@ class Journal:
 
     def _begin(self) -> None:
         """What was touched outside of any operation that we know becomes one of its own."""
-        if self._taken or self._hits or self._dropped or self._keyed or self._bared:
+        if self._touched():
             self._close(Op(_OTHER))
         self._demand = None
 

@@ -147,7 +147,8 @@ class Preset:
         wanted = config.geometry
         if replace(self.geometry, num_blocks=wanted.num_blocks, retention=wanted.retention) != wanted:
             raise GeometryError(f"preset {self.name}: only num_blocks and retention of its geometry may be changed")
-        retention = known(type(self.kv_cache_config), prefix_cache_retention_interval=wanted.retention)  # else a variable
+        # Where there is no such field, `assemble` sets a variable of the environment.
+        retention = known(type(self.kv_cache_config), prefix_cache_retention_interval=wanted.retention)
         pool = replace(self.kv_cache_config, num_blocks=wanted.num_blocks, **retention)
         return assemble(config, limited(self.vllm_config, config), pool, self.scheduler_block)
 
