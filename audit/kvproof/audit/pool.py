@@ -105,4 +105,4 @@ class _Run:
                 self.fault("index-agrees", f"{entry} leads to {blocks}; registered are {self.keyed}", "pool, stale entry")
 
     def fault(self, check: str, what: str, signature: str) -> None:
-        self.outcome.note(Fault(check, what, signature), self.at, 0)
+        self.outcome.note(Fault(check, what, signature), self.at, None)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, zip_longest
-from typing import cast
+from typing import Any, cast
 
 from kvproof.audit.checks import CHECKS
 from kvproof.audit.events import Residency
@@ -17,10 +17,11 @@ from kvproof.audit.target import ConnectorTarget, Op, Result, Tables, Target, Ta
 from kvproof.spec.device import Device
 from kvproof.spec.faults import Fault, Severity
 from kvproof.spec.lineage import Forest
-from kvproof.spec.records import Config, Extras, Load, Request, Step
+from kvproof.spec.records import Config, Event, Extras, Load, Request, Step
 
 OBSERVE_EVERY = 64  # steps between two full comparisons of the pool, and at least as many as it has blocks
 STANDING_STEPS = 100  # steps in a row in which no request gets further than it ever was
+ARREARS = 256  # checks that wait to be made in a row, some fifty steps: engine and checks disturb each other in turns
 IDLE_STEPS = 3  # empty steps in a row, with nothing in flight, after which nothing will ever move
 
 Identity = tuple[str, str]  # check, signature
@@ -62,14 +63,29 @@ class Outcome:
     actions: Counter[str] = field(default_factory=Counter)
     steps: int = 0
 
-    def note(self, fault: Fault, operation: int, step: int) -> None:
-        """Keeps a fault, unless one like it is known."""
+    def note(self, fault: Fault, operation: int, line: Line | None) -> None:
+        """Keeps a fault, unless one like it is known. line: the newest when it happened; None before the first step."""
         identity = fault.check, fault.signature
         if identity not in self.findings:
             severity = fault.severity or CHECKS[fault.check].severity
+            step = fault.step or number_of(line)
             self.findings[identity] = Finding(*identity, severity, fault.what, operation, step)
-            if self.lines:
-                self.lines[-1].faults.append(fault.check)
+            if line:
+                line.faults.append(fault.check)
+
+    def sort(self) -> None:
+        """Findings in the order in which they happened, though checks are made in arrears."""
+        self.findings = dict(sorted(self.findings.items(), key=lambda entry: (entry[1].operation, entry[1].step)))
+
+    @property
+    def line(self) -> Line | None:
+        """The newest."""
+        return self.lines[-1] if self.lines else None
+
+
+def number_of(line: Line | None) -> int:
+    """Of its step, 0 before the first one."""
+    return line.step.number if line else 0
 
 
 def run_program(target: Target, program: Program) -> Outcome:
@@ -84,13 +100,19 @@ def run_program(target: Target, program: Program) -> Outcome:
         session.observe(quiet=session.drain())
     except TargetCrashed as crash:
         session.crashed(crash)
+    session.catch_up()
+    session.outcome.sort()
     if session.monitor:
         session.outcome.actions = session.monitor.kernel.counts()
     return session.outcome
 
 
 class Session:
-    """The harness around one target: who is alive, what is in flight, what each request said so far."""
+    """The harness around one target: who is alive, what is in flight, what each request said so far.
+
+    The device runs with the engine, as the worker's answers come from it. The inside checks and the replay of the events need
+    nothing from the engine but what it has said by then: they are made in arrears, each of them and in order, many in a row.
+    """
 
     def __init__(self, target: Target, config: Config) -> None:
         self.target = target
@@ -108,7 +130,8 @@ class Session:
         self.reached: dict[str, int] = {}  # tokens that each request ever had computed
         self.standing = 0
         self.outcome = Outcome()
-        self.at = 0
+        self.at = 0  # index of the operation
+        self.due: list[tuple[Callable[..., Iterable[Fault]], tuple[Any, ...], int, Line | None]] = []  # checks, for when
         self.pause = max(OBSERVE_EVERY, config.geometry.num_blocks)  # so that a step costs the same whatever the pool
         self.look_at = self.pause  # steps
         self.free: int | None = None
@@ -128,7 +151,7 @@ class Session:
                     self.target.abort(id)
                     self.between()
                     if self.monitor:
-                        self.faults(self.monitor.ended(id))
+                        self.later(self.monitor.ended, id)
             case Schedule():
                 self.schedule()
             case Complete():
@@ -147,13 +170,15 @@ class Session:
         request = self.request_of(add)
         if request is None:
             return
+        if request.id in self.said:
+            self.catch_up()  # the engine's names of an older request's prefixes go
         self.since.append(f"+{request.id}")
         self.alive.add(request.id)
         self.said[request.id] = list(request.prompt)
         self.reached[request.id] = 0
         self.device.admit(request)
         if self.monitor:
-            self.faults(self.monitor.admit(request))
+            self.later(self.monitor.admit, request)
         if self.connector and add.extras != Extras():
             self.connector.add_with(request, add.extras)
             self.fails[request.id] = add.fails
@@ -187,7 +212,7 @@ class Session:
         if self.tables:
             self.faults(self.tables_differ(step))
         if self.monitor:
-            self.faults(self.monitor.scheduled(ops, step, self.target.hashes))
+            self.later(self.monitor.scheduled, ops, step, self.target.hashes)
         self.listen()
         self.in_flight.append(step)
         if step.issued:
@@ -223,7 +248,7 @@ class Session:
         self.alive.difference_update(result.finished)
         ops = self.journal()
         if self.monitor:
-            self.faults(self.monitor.completed(ops, step, result, self.target.hashes))
+            self.later(self.monitor.completed, ops, step, result, self.target.hashes)
         self.listen()
 
     def hear(self, accepted: Mapping[str, Iterable[int]]) -> None:
@@ -308,14 +333,18 @@ class Session:
         """Hands what the engine did outside a step to the checks."""
         ops = self.journal()
         if self.monitor:
-            self.faults(self.monitor.operations(ops, self.target.hashes))
+            self.later(self.monitor.operations, ops, self.target.hashes)
         self.listen()
 
     def listen(self) -> None:
-        """Takes the events in, and holds them against the index entries that changed."""
-        events = self.target.events()
-        if events:
-            self.faults(self.residency.consume(events, self.number))
+        """Takes the events in."""
+        self.later(self.heard, self.target.events(), number_of(self.outcome.line))
+        if len(self.due) >= ARREARS:
+            self.catch_up()
+
+    def heard(self, events: Sequence[Event], number: int) -> list[Fault]:
+        """The events up to a step, as a replay takes them, and then against the index entries that changed."""
+        faults = list(self.residency.consume(events, number)) if events else []
         monitor = self.monitor
         if monitor and monitor.changed:
             for key in monitor.changed:
@@ -324,8 +353,20 @@ class Session:
                 if held != heard and name is not None:
                     what = f"{name!r} of group {key.group.index}: {heard} blocks by the events, {held} in the index"
                     way = "more" if held > heard else "fewer"
-                    self.faults([Fault("event-residency", what, f"index, {way} blocks than announced")])
+                    faults.append(Fault("event-residency", what, f"index, {way} blocks than announced"))
             monitor.changed.clear()
+        return faults
+
+    def later(self, check: Callable[..., Iterable[Fault]], *given: Any) -> None:
+        """Puts off a check that needs nothing else than what it is given."""
+        self.due.append((check, given, self.at, self.outcome.line))
+
+    def catch_up(self) -> None:
+        """Makes all checks that are due."""
+        due, self.due = self.due, []
+        for check, given, operation, line in due:
+            for fault in check(*given):
+                self.outcome.note(fault, operation, line)
 
     def tables_differ(self, step: Step) -> Iterator[Fault]:
         """Rows whose worker table names another block than the scheduler's, where that one changed since the last step.
@@ -344,23 +385,20 @@ class Session:
                     yield Fault("table-agreement", what, "worker table", None, step.number, row.request)
 
     def observe(self, *, quiet: bool) -> None:
+        """Holds the whole pool against the checks' view of it."""
+        self.catch_up()
         self.look_at = self.outcome.steps + self.pause
         observation = self.target.observe()
         if observation is None:
             return
         blocks = {entry: len(blocks) for entry, blocks in observation.index.items()}
-        self.faults(self.residency.compare(blocks, self.number))
+        self.faults(self.residency.compare(blocks, number_of(self.outcome.line)))
         if self.monitor:
             self.faults(self.monitor.observed(observation, quiet=quiet))
 
-    @property
-    def number(self) -> int:
-        """Of the newest step, 0 before the first one."""
-        return self.outcome.lines[-1].step.number if self.outcome.lines else 0
-
     def faults(self, faults: Iterable[Fault]) -> None:
         for fault in faults:
-            self.outcome.note(fault, self.at, fault.step or self.number)
+            self.outcome.note(fault, self.at, self.outcome.line)
 
     def crashed(self, crash: TargetCrashed) -> None:
         cause = crash.__cause__ or crash
