@@ -85,7 +85,7 @@ test-gpu: ## run the tests that need a CUDA device, with GPU_PYTHON (its own tor
 lint: $(BASE)/.stamp ## ruff and mypy --strict
 	@$(BASE)/bin/ruff check . || $(call die,ruff check)
 	@$(BASE)/bin/ruff format --check . || $(call die,ruff format: run $(BASE)/bin/ruff format .)
-	@$(BASE)/bin/mypy --strict $(ROOTS) || $(call die,mypy)
+	@$(BASE)/bin/mypy --strict $(ROOTS) benchmarks || $(call die,mypy)
 
 bench: $(REAL)/.stamp ## measure the reference engine beside vLLM
 	@$(REAL)/bin/python benchmarks/run.py $(ARGS)
