@@ -93,7 +93,7 @@ def tables(world: World, state: SomeState) -> dict[str, str]:
             part = getattr(state, name)
             left, right = (z3.Const(letter, world.sorts[sort]) for letter, sort in zip("ab", sorts, strict=True))
             domain = f"for a in things[{sorts[0]!r}]"
-            if kind in ("Relation", "Rows"):
+            if kind == "Relation":
                 term = expression(truth(part[left, right]))
                 found[name] = f"{{(a, b) {domain} for b in things[{sorts[1]!r}] if {term}}}"
                 continue

@@ -56,7 +56,7 @@ class Read(Universe):
         for name, (kind, (left, right)) in face.parts().items():
             part, few = getattr(state, name), rng.random() / 2
             for thing in self.things[left]:
-                if kind in ("Relation", "Rows"):
+                if kind == "Relation":
                     for other in self.things[right]:
                         if rng.random() < few:
                             part.add(thing, other)

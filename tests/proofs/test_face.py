@@ -64,7 +64,7 @@ def test_each_quantifier_binds_a_variable_of_its_own() -> None:
 def test_every_part_of_the_state_has_a_symbol() -> None:
     state = SomeState(World())
     for name, (kind, sorts) in parts().items():
-        assert isinstance(getattr(state, name), {"Relation": Relation, "Rows": Relation, "Layer": Layer}.get(kind, Function))
+        assert isinstance(getattr(state, name), {"Relation": Relation, "Layer": Layer}.get(kind, Function))
         assert len(sorts) == 2
     real = {name for name, part in vars(State()).items() if hasattr(part, "clear") and name != "refusals"}
     assert set(parts()) == real

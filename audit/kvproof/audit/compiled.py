@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvproof.spec import logic
 from kvproof.spec.actions import ACTIONS
-from kvproof.spec.logic import Function, Layer, Relation, Rows
+from kvproof.spec.logic import Function, Layer, Relation
 from kvproof.spec.state import State
 
 Refuse = Callable[[str, str, tuple[Any, ...]], object]  # guard, action, arguments
@@ -284,23 +284,23 @@ class Inlined(ast.NodeTransformer):
     """The statements of a method of a part, and of what it calls in turn, with values in place of its parameters."""
 
     @classmethod
-    def of(cls, function: Any, kind: type[Any], part: str, values: Sequence[str]) -> list[ast.stmt]:
+    def of(cls, function: Any, kind: type[Any], part: str, values: Sequence[str], depth: int = 1) -> list[ast.stmt]:
         (tree,) = ast.parse(dedent(getsource(function))).body
         assert isinstance(tree, ast.FunctionDef)
-        names = {
-            node.id: f"_{node.id}" for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-        }
+        stored = (node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+        names = {name: "_" * depth + name for name in stored}  # none that a caller uses
         parameters = [argument.arg for argument in tree.args.args if argument.arg != "self"]
         defaults = list(map(ast.unparse, tree.args.defaults))
         given = [*values, *defaults[len(defaults) + len(values) - len(parameters) :]]
-        inlined = cls(kind, part, names | {"self": part} | dict(zip(parameters, given, strict=True)))
+        inlined = cls(kind, part, names | {"self": part} | dict(zip(parameters, given, strict=True)), depth)
         body = tree.body[ast.get_docstring(tree) is not None :]
         return inlined.visit(ast.Module(body, [])).body  # type: ignore[no-any-return]
 
-    def __init__(self, kind: type[Any], part: str, values: dict[str, str]) -> None:
+    def __init__(self, kind: type[Any], part: str, values: dict[str, str], depth: int) -> None:
         self.kind = kind
         self.part = part
         self.values = values
+        self.depth = depth
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
         return ast.Name(self.values.get(node.id, node.id), node.ctx)
@@ -318,11 +318,12 @@ class Inlined(ast.NodeTransformer):
                 function = getattr(logic, name)
             case _:
                 return ast.Expr(self.visit(node.value))
-        return self.of(function, self.kind, self.part, [ast.unparse(self.visit(argument)) for argument in arguments])
+        given = [ast.unparse(self.visit(argument)) for argument in arguments]
+        return self.of(function, self.kind, self.part, given, self.depth + 1)
 
 
 REAL = State()
-PARTS = {name: part for name, part in vars(REAL).items() if isinstance(part, Relation | Rows | Function)}
+PARTS = {name: part for name, part in vars(REAL).items() if isinstance(part, Relation | Function)}
 
 
 class SymbolicState(State):
@@ -377,7 +378,6 @@ def source(*, unordered: bool) -> str:
             lines += [f"{local}_get = {local}.get", f"{local}_default = {local}.default"]
         else:
             lines += [f"{local}__of = {local}._of", f"{local}_of = {local}__of.get"]
-        if isinstance(part, Relation):
             lines += [f"{local}__at = {local}._at", f"{local}_at = {local}__at.get"]
     for name in ACTIONS:
         lines += function(name, unordered=unordered)

@@ -135,7 +135,7 @@ class SomeRows:
 
 
 class SomeRelation:
-    """`logic.Relation` and `logic.Rows`: a predicate of two terms."""
+    """`logic.Relation`: a predicate of two terms."""
 
     def __init__(self, world: World, sorts: tuple[str, ...], predicate: Callable[[Expr, Expr], Expr]) -> None:
         self.world, self.sorts, self.fn = world, sorts, predicate
@@ -271,7 +271,7 @@ class SomeState(State):
         real = State()
         made: dict[str, Any] = {}
         for name, (kind, sorts) in parts().items():
-            if kind in ("Relation", "Rows"):
+            if kind == "Relation":
                 made[name] = Relation(world, sorts, world.function(name + tag, *sorts, "bool"))
                 continue
             fn = world.function(name + tag, *sorts)

@@ -97,7 +97,7 @@ class Scope(World):
         """What is in each cell of a state, in a fixed order; with `read`, what a reader finds there."""
         found = [state.issued, state.completed]
         for name, (kind, sorts) in parts().items():
-            part, width = getattr(state, name), 2 if kind in ("Relation", "Rows") else 1
+            part, width = getattr(state, name), 2 if kind == "Relation" else 1
             for row in product(*(self.rows[sort] for sort in sorts[:width])):
                 if read:
                     found.append(part[row if width == 2 else row[0]])

@@ -230,11 +230,10 @@ class Device:
     def _put(self, block: int, content: Content, writer: _Place | None = None) -> None:
         """Change what a block holds. Every slot that has read it will look again, but for the one that writes."""
         self._contents[block] = content
-        if block in self._places:
-            for place in self._places[block]:
-                if place != writer:
-                    reader, group, slot = place
-                    reader.stale[group].add(slot)
+        for place in self._places.get(block, ()):
+            if place != writer:
+                reader, group, slot = place
+                reader.stale[group].add(slot)
 
     def _usable(self, block: int, action: str, request: str | None = None) -> bool:
         """Whether an action names a block of the pool other than the null block."""
@@ -304,7 +303,7 @@ class Device:
 
     def _grow(self, row: Row, reader: _Reader) -> None:
         """Hold the row against the text, and make that as long as the row needs it: one more where it samples a token."""
-        path, stop, right = reader.path, row.start + row.count, 0
+        path, stop, right = reader.path, row.stop, 0
         if row.table is None and row.start != reader.computed:
             signature = "row, tokens skipped" if row.start > reader.computed else "row, tokens again"
             what = f"{_span(row)} does not start at {reader.computed}, where the computed tokens ended"
@@ -362,34 +361,29 @@ class Device:
         start = row.start
         if start == 0:
             return
-        text, contents, table, blocks = reader.path.line[start], self._contents, reader.table, len(self._contents)
+        text = reader.path.line[start]
         for group, keys in self._states:
-            slot, column = (start - 1) // group.block_size, table[group.index]
-            block = column[slot] if slot < len(column) and 0 < column[slot] < blocks else self._block(row, reader, group, slot)
-            held, wanted = contents[block], keys[text]
-            if held is not wanted.content and block and not held.answers(wanted):
+            block = self._block(row, reader, group, (start - 1) // group.block_size)
+            held, wanted = self._contents[block], keys[text]
+            if block and not held.answers(wanted):
                 what = f"{row.request} needs state {group.index} after {start} tokens, block {block} holds {held}"
                 self._fault("state-ready", f"state, {_reason(held, wanted)}", what, row.request, block)
 
     def _write(self, row: Row, reader: _Reader) -> None:
-        contents, start, stop = self._contents, row.start, row.start + row.count
+        start, stop = row.start, row.stop
         line = reader.text.line if row.drafts else reader.path.line
         for group, keys in self._append_only:
             size = group.block_size
             for slot in range(start // size, (stop - 1) // size + 1):
                 block = self._block(row, reader, group, slot)
                 if block:
-                    content = keys[line[min(stop, (slot + 1) * size)]].over(contents[block], max(start, slot * size))
-                    self._put(block, content, (reader, group.index, slot))
-        stop, table, blocks = reader.computed, reader.table, len(contents)
-        text = reader.path.line[stop]
+                    key = keys[line[min(stop, (slot + 1) * size)]]
+                    self._put(block, key.over(self._contents[block], max(start, slot * size)), (reader, group.index, slot))
+        text = reader.path.line[reader.computed]
         for group, keys in self._states:
-            slot, column = (stop - 1) // group.block_size, table[group.index]
-            block = column[slot] if slot < len(column) and 0 < column[slot] < blocks else self._block(row, reader, group, slot)
-            if block in self._places:
+            block = self._block(row, reader, group, (reader.computed - 1) // group.block_size)
+            if block:
                 self._put(block, keys[text].content)
-            elif block:
-                contents[block] = keys[text].content
 
     def _export(self, checkpoint: Checkpoint) -> None:
         request, position, block = checkpoint.request, checkpoint.position, checkpoint.block
@@ -419,7 +413,7 @@ class Device:
 
     def _read_slot(self, row: Row, wanted: Key, block: int) -> None:
         held = self._contents[block]
-        if held is not wanted.content and not held.answers(wanted):
+        if not held.answers(wanted):
             span = f"group {wanted.group.index}, tokens [{wanted.base}, {wanted.lineage.length})"
             what = f"{row.request} reads {span}, block {block} of slot {wanted.slot} holds {held}"
             self._fault("read-lineage", f"attention, {_reason(held, wanted)}", what, row.request, block)

@@ -169,11 +169,12 @@ def watched(cls: type[Any], reads: str, writes: str) -> type[Any]:
     return type(f"Watched{cls.__name__}", (cls,), methods | {"settle": settle})
 
 
-class Rows(Generic[A, B]):
-    """A set of pairs that is asked from the left: every operation costs what it touches."""
+class Relation(Generic[A, B]):
+    """A set of pairs, indexed from both sides: every operation costs what it touches."""
 
     def __init__(self) -> None:
-        self._of: defaultdict[A, set[B]] = defaultdict(set)  # no row is empty
+        self._of: defaultdict[A, set[B]] = defaultdict(set)  # no row and no column is empty
+        self._at: defaultdict[B, set[A]] = defaultdict(set)
 
     def __getitem__(self, pair: tuple[A, B]) -> Term:
         return pair[1] in self._of.get(pair[0], _NOTHING)
@@ -181,45 +182,6 @@ class Rows(Generic[A, B]):
     def of(self, left: A) -> Collection[B]:
         """All that `left` is related to."""
         return self._of.get(left, _NOTHING)
-
-    def add(self, left: A, right: B) -> None:
-        self._of[left].add(right)
-
-    def remove(self, left: A, right: B) -> None:
-        """The pair goes; nothing happens where it was not there."""
-        _drop(self._of, left, right)
-
-    def clear_of(self, left: A) -> None:
-        """All pairs of `left` go."""
-        self._of.pop(left, None)
-
-    def set_of(self, left: A, right: B) -> None:
-        """`left` is related to `right` and to nothing else."""
-        self._of[left] = {right}
-
-    def hand_of(self, source: A, target: A) -> None:
-        """What `source` was related to, `target` is from now on, and `source` to nothing."""
-        row = self._of.pop(source, None)
-        if row is None:
-            self._of.pop(target, None)
-        else:
-            self._of[target] = row
-
-    def clear_of_each(self, lefts: Collection[A]) -> None:
-        """All pairs of each of `lefts` go."""
-        for left in lefts:
-            self._of.pop(left, None)
-
-    def clear(self) -> None:
-        self._of.clear()
-
-
-class Relation(Rows[A, B]):
-    """A set of pairs, indexed from both sides."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._at: defaultdict[B, set[A]] = defaultdict(set)
 
     def at(self, right: B) -> Collection[A]:
         """All that are related to `right`."""
@@ -264,6 +226,14 @@ class Relation(Rows[A, B]):
         self.clear_of(left)
         self.add(left, right)
 
+    def hand_of(self, source: A, target: A) -> None:
+        """What `source` was related to, `target` is from now on, and `source` to nothing."""
+        row = tuple(self.of(source))
+        self.clear_of(source)
+        self.clear_of(target)
+        for right in row:
+            self.add(target, right)
+
     def hand_at(self, source: B, target: B) -> None:
         """What was related to `source` is related to `target` too from now on, and nothing to `source`."""
         column = tuple(self.at(source))
@@ -276,6 +246,11 @@ class Relation(Rows[A, B]):
         for left in tuple(other.at(right)):
             if left is not but:
                 self.add(left, target)
+
+    def clear_of_each(self, lefts: Collection[A]) -> None:
+        """All pairs of each of `lefts` go."""
+        for left in lefts:
+            self.clear_of(left)
 
     def clear(self) -> None:
         self._of.clear()

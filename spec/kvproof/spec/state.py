@@ -18,7 +18,6 @@ from kvproof.spec.logic import (
     Function,
     Layer,
     Relation,
-    Rows,
     Term,
     answers,
     both,
@@ -63,9 +62,8 @@ class Holder:
 WatchedRelation: type[Relation[Any, Any]] = watched(
     Relation,
     "__getitem__ of at",
-    "add add_if remove clear_of clear_at set_of hand_at copy_at clear",
+    "add add_if remove clear_of clear_at set_of hand_of hand_at copy_at clear_of_each clear",
 )
-WatchedRows: type[Rows[Any, Any]] = watched(Rows, "__getitem__ of", "add remove clear_of set_of hand_of clear_of_each clear")
 WatchedFunction: type[Function[Any, Any]] = watched(Function, "__getitem__", "__setitem__ set_each clear")
 WatchedLayer: type[Layer[Any, Any]] = watched(Layer, "__getitem__", "__setitem__ sink clear")
 
@@ -78,14 +76,14 @@ class State:
     """
 
     def __init__(self, *, unordered: bool = False, strict: bool = False) -> None:
-        relation, rows = (WatchedRelation, WatchedRows) if strict else (Relation, Rows)
+        relation = WatchedRelation if strict else Relation
         function, layer = (WatchedFunction, WatchedLayer) if strict else (Function, Layer)
         self.null: Block = NULL_BLOCK
         self.zero: Content = ZERO
         self.unordered = unordered
         self.holds: Relation[Holder, Block] = relation()
-        self.needs: Rows[Holder, Key] = rows()  # what the holder's reader relies on
-        self.reads: Rows[Holder, Key] = rows()  # states that the staged step reads
+        self.needs: Relation[Holder, Key] = relation()  # what the holder's reader relies on
+        self.reads: Relation[Holder, Key] = relation()  # states that the staged step reads
         self.keyed: Relation[Key, Block] = relation()
         self.staged_key: Relation[Key, Block] = relation()  # keyed in the step being staged
         self.retired: Relation[Key, Block] = relation()  # replaced on this block by a longer key
