@@ -41,6 +41,14 @@ def test_a_predicate_is_shrunk_to_its_core() -> None:
     assert shrink(start, aborts_after_two_long_prompts) == small
 
 
+def test_operations_that_only_go_together_go_together() -> None:
+    def steps_once_per_request(candidate: Program) -> bool:
+        return len(candidate.adds) == sum(isinstance(operation, Schedule) for operation in candidate.operations) > 0
+
+    program = Program(some_program().config, tuple(Add(name, ((0, 1),), 1) for name in "abcd") + (Schedule(),) * 4)
+    assert [type(operation) for operation in shrink(program, steps_once_per_request).operations] == [Add, Schedule]
+
+
 def test_what_several_prompts_share_is_shortened_together() -> None:
     config = some_program().config
     program = Program(config, (Add("a", ((0, 9), (90, 93)), 1), Add("b", ((0, 9), (70, 71)), 1)))

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from kvproof.audit import session
 from kvproof.audit.target import Hash, Op, OpKind, Result, TargetCrashed, TargetUnavailable
 from kvproof.audit.targets import vllm_build
 from kvproof.audit.targets.vllm_pool import VllmPool
 from kvproof.audit.targets.vllm_target import VllmTarget
+from kvproof.audit.workload import random_program
 from kvproof.spec.errors import GeometryError
 from kvproof.spec.geometry import Geometry
 from kvproof.spec.records import Config, Policy, Removed, Request, Step, Stored
@@ -355,6 +357,18 @@ def test_journal_and_pool_agree_on_random_workloads(target: VllmTarget, seed: in
     policy = list(Policy)[seed % 2]
     config = Config(geometry, max_batched_tokens=64 + 32 * seed, depth=depth, fences=fences, policy=policy)
     workload(Client(target, config), seed, 150)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_checks_in_arrears_find_what_checks_at_once_find(
+    target: VllmTarget, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = random_program(random.Random(f"arrears/{seed}"))
+    late = session.run_program(target, program)
+    monkeypatch.setattr(session, "ARREARS", 1)
+    at_once = session.run_program(target, program)
+    assert late.findings == at_once.findings
+    assert [sorted(line.faults) for line in late.lines] == [sorted(line.faults) for line in at_once.lines]
 
 
 def test_internal_checkpoints_are_derived_from_tables(target: VllmTarget) -> None:

@@ -21,7 +21,7 @@ from kvproof.spec.records import Config, Event, Extras, Load, Request, Step
 
 OBSERVE_EVERY = 64  # steps between two full comparisons of the pool, and at least as many as it has blocks
 STANDING_STEPS = 100  # steps in a row in which no request gets further than it ever was
-ARREARS = 256  # checks that wait to be made in a row, some fifty steps: engine and checks disturb each other in turns
+ARREARS = 256  # checks that wait, some fifty steps: engine and checks are both faster than when they take turns
 IDLE_STEPS = 3  # empty steps in a row, with nothing in flight, after which nothing will ever move
 
 Identity = tuple[str, str]  # check, signature
@@ -111,7 +111,8 @@ class Session:
     """The harness around one target: who is alive, what is in flight, what each request said so far.
 
     The device runs with the engine, as the worker's answers come from it. The inside checks and the replay of the events need
-    nothing from the engine but what it has said by then: they are made in arrears, each of them and in order, many in a row.
+    what the engine said, and its names of prefixes, which only grow while an id is not used again: they are made in arrears,
+    each of them and in order, many in a row.
     """
 
     def __init__(self, target: Target, config: Config) -> None:

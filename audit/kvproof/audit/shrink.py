@@ -43,6 +43,8 @@ def shrink(program: Program, fails: Fails, runs: int = 400) -> Program:
         smaller = fewer_operations(program, budget)
         smaller = first_that_fails(smaller, budget, plainer_adds)
         smaller = first_that_fails(smaller, budget, plainer_configs)
+        if smaller == program:
+            smaller = first_that_fails(program, budget, without_two)
         if smaller == program or budget.left <= 0:
             return smaller
         program = smaller
@@ -61,6 +63,14 @@ def fewer_operations(program: Program, fails: Fails) -> Program:
             stop = start
         size //= 2
     return program
+
+
+def without_two(program: Program) -> Iterator[Program]:
+    """Leaves out two operations that only go together, as a request and the step that it takes."""
+    operations = program.operations
+    for second in reversed(range(len(operations))):
+        for first in range(second):
+            yield program.with_operations((*operations[:first], *operations[first + 1 : second], *operations[second + 1 :]))
 
 
 def first_that_fails(program: Program, fails: Fails, plainer: Callable[[Program], Iterator[Program]]) -> Program:
