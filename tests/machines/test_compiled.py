@@ -70,5 +70,5 @@ def test_the_compiler_leaves_no_face_behind() -> None:
 
 
 def test_an_unknown_action_is_an_error() -> None:
-    with pytest.raises(AttributeError, match="evict"):
+    with pytest.raises(AttributeError, match="no action is named 'evict'"):
         compiled(State(), print).evict(1)

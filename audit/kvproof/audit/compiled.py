@@ -17,7 +17,7 @@ from functools import cache
 from inspect import getsource
 from textwrap import dedent
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvproof.spec import logic
 from kvproof.spec.actions import ACTIONS
@@ -41,9 +41,8 @@ class Actions:
         """How often each action was taken, those that never were left out."""
         return +Counter(dict(zip(ACTIONS, self._counted(), strict=True)))
 
-    if TYPE_CHECKING:  # a real one makes every look-up of an action slow
-
-        def __getattr__(self, name: str) -> Taken: ...
+    def __getattr__(self, name: str) -> Taken:
+        raise AttributeError(f"no action is named {name!r}")
 
 
 def compiled(state: State, refuse: Refuse) -> Actions:

@@ -100,7 +100,6 @@ def run_program(target: Target, program: Program) -> Outcome:
         session.observe(quiet=session.drain())
     except TargetCrashed as crash:
         session.crashed(crash)
-    session.catch_up()
     session.outcome.sort()
     if session.monitor:
         session.outcome.actions = session.monitor.kernel.counts()
@@ -402,6 +401,7 @@ class Session:
             self.outcome.note(fault, self.at, self.outcome.line)
 
     def crashed(self, crash: TargetCrashed) -> None:
+        self.catch_up()
         cause = crash.__cause__ or crash
         frames = traceback.extract_tb(cause.__traceback__)
         signature = f"{type(cause).__name__} in {frames[-1].name if frames else '?'}"
